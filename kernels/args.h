@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint ee34c1db3eda87ae) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 6019ce95450a6d2d) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -205,17 +205,29 @@ struct RouteArgs {
   int reserved;
 };
 
+// An expert, and the tiles that its rows are cut into.
+struct ExpertCut {
+  int expert;
+  int tiles;
+};
+
 // sort: gives each (row, expert) pair a slot; an expert's slots are consecutive, in order of rows, and start at a
 // multiple of GROUP_ALIGN.
 struct SortArgs {
   Step step;
-  const int* experts;  // [rows][k]
-  int* offsets;        // [n_experts + 1]: first slot of each expert, the end last
-  int* counts;         // [n_experts]
-  int* slots;          // [rows][k]
+  const int* experts;    // [rows][k]
+  int* offsets;          // [n_experts + 1]: first slot of each expert, the end last
+  int* counts;           // [n_experts]
+  int* slots;            // [rows][k]
   int n_experts;
   int k;
-  int* slot_rows;      // sort alone: the row of each slot that has one; NULL: not wanted
+  int* slot_rows;        // sort alone: the row of each slot that has one; NULL: not wanted
+  ExpertCut* mlp1_cuts;  // sort alone: [n_experts], of GemmArgs of mlp1 and of mlp2; NULL: not wanted
+  ExpertCut* mlp2_cuts;
+  int mlp1_spans;        // for the cuts: of each of an expert's tiles so many blocks share its weight rows
+  int mlp2_spans;
+  int tile_steps;        // for the cuts: the most steps of 16 rows of a tile
+  int places;            // for the cuts: blocks that the device works on at once
 };
 
 // gather: copies each tiled row to its slots.
@@ -337,6 +349,8 @@ struct GemmArgs {
                                     // there is no row. Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL:
                                     // `rows` and `offsets` tell.
   const int* slot_rows;             // mlp1 of CDNA in `fast`: the row of each slot, which is there in `input`
+  const ExpertCut* cuts;            // mlp1 and mlp2 of CDNA in `fast`, in tiles of more than 16 rows: [groups], in the
+                                    // order in which blocks take them. NULL: their own order, and the fewest tiles.
 };
 
 // qkv_store: qkv and rope_store fused.
@@ -482,16 +496,19 @@ SIZE(NormArgs, 184) AT(NormArgs, step, 0) AT(NormArgs, x, 88) AT(NormArgs, weigh
 SIZE(RouteArgs, 152) AT(RouteArgs, step, 0) AT(RouteArgs, t32, 88) AT(RouteArgs, w, 96) AT(RouteArgs, bias, 104)
   AT(RouteArgs, experts, 112) AT(RouteArgs, shares, 120) AT(RouteArgs, format, 128) AT(RouteArgs, hidden, 132)
   AT(RouteArgs, n_experts, 136) AT(RouteArgs, k, 140) AT(RouteArgs, exact, 144) AT(RouteArgs, reserved, 148)
-SIZE(SortArgs, 136) AT(SortArgs, step, 0) AT(SortArgs, experts, 88) AT(SortArgs, offsets, 96) AT(SortArgs, counts, 104)
+SIZE(ExpertCut, 8) AT(ExpertCut, expert, 0) AT(ExpertCut, tiles, 4)
+SIZE(SortArgs, 168) AT(SortArgs, step, 0) AT(SortArgs, experts, 88) AT(SortArgs, offsets, 96) AT(SortArgs, counts, 104)
   AT(SortArgs, slots, 112) AT(SortArgs, n_experts, 120) AT(SortArgs, k, 124) AT(SortArgs, slot_rows, 128)
+  AT(SortArgs, mlp1_cuts, 136) AT(SortArgs, mlp2_cuts, 144) AT(SortArgs, mlp1_spans, 152) AT(SortArgs, mlp2_spans, 156)
+  AT(SortArgs, tile_steps, 160) AT(SortArgs, places, 164)
 SIZE(GatherArgs, 152) AT(GatherArgs, step, 0) AT(GatherArgs, input, 88) AT(GatherArgs, out, 96)
   AT(GatherArgs, slots, 104) AT(GatherArgs, in_term, 112) AT(GatherArgs, out_term, 120) AT(GatherArgs, k, 128)
   AT(GatherArgs, k_blocks, 132) AT(GatherArgs, in_rows, 136) AT(GatherArgs, out_rows, 140) AT(GatherArgs, terms, 144)
   AT(GatherArgs, reserved, 148)
-SIZE(SortGatherArgs, 288) AT(SortGatherArgs, sort, 0) AT(SortGatherArgs, gather, 136)
-SIZE(NormRouteArgs, 640) AT(NormRouteArgs, norm, 0) AT(NormRouteArgs, route, 184) AT(NormRouteArgs, sort, 336)
-  AT(NormRouteArgs, gather, 472) AT(NormRouteArgs, alone, 624) AT(NormRouteArgs, reserved, 628)
-  AT(NormRouteArgs, picks, 632)
+SIZE(SortGatherArgs, 320) AT(SortGatherArgs, sort, 0) AT(SortGatherArgs, gather, 168)
+SIZE(NormRouteArgs, 672) AT(NormRouteArgs, norm, 0) AT(NormRouteArgs, route, 184) AT(NormRouteArgs, sort, 336)
+  AT(NormRouteArgs, gather, 504) AT(NormRouteArgs, alone, 656) AT(NormRouteArgs, reserved, 660)
+  AT(NormRouteArgs, picks, 664)
 SIZE(RopeStoreArgs, 168) AT(RopeStoreArgs, step, 0) AT(RopeStoreArgs, qkv, 88) AT(RopeStoreArgs, cos, 96)
   AT(RopeStoreArgs, sin, 104) AT(RopeStoreArgs, q, 112) AT(RopeStoreArgs, kv, 120) AT(RopeStoreArgs, page_bytes, 128)
   AT(RopeStoreArgs, head_bytes, 136) AT(RopeStoreArgs, format, 140) AT(RopeStoreArgs, head_dim, 144)
@@ -504,15 +521,15 @@ SIZE(AttentionArgs, 192) AT(AttentionArgs, step, 0) AT(AttentionArgs, q, 88) AT(
   AT(AttentionArgs, kv_heads, 164) AT(AttentionArgs, windowed, 168) AT(AttentionArgs, window, 172)
   AT(AttentionArgs, out_rows, 176) AT(AttentionArgs, terms, 180) AT(AttentionArgs, format, 184)
   AT(AttentionArgs, reserved, 188)
-SIZE(GemmArgs, 168) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, input, 16) AT(GemmArgs, in_term, 24)
+SIZE(GemmArgs, 176) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, input, 16) AT(GemmArgs, in_term, 24)
   AT(GemmArgs, rows, 32) AT(GemmArgs, offsets, 40) AT(GemmArgs, out, 48) AT(GemmArgs, tiled, 56)
   AT(GemmArgs, tiled_term, 64) AT(GemmArgs, y, 72) AT(GemmArgs, best, 80) AT(GemmArgs, best_index, 88)
   AT(GemmArgs, groups, 96) AT(GemmArgs, n, 100) AT(GemmArgs, k_blocks, 104) AT(GemmArgs, row_blocks, 108)
   AT(GemmArgs, in_rows, 112) AT(GemmArgs, tiled_rows, 116) AT(GemmArgs, best_rows, 120) AT(GemmArgs, scale, 124)
   AT(GemmArgs, limit, 128) AT(GemmArgs, format, 132) AT(GemmArgs, cols, 136) AT(GemmArgs, weight_format, 140)
   AT(GemmArgs, terms, 142) AT(GemmArgs, half, 144) AT(GemmArgs, picked, 148) AT(GemmArgs, picks, 152)
-  AT(GemmArgs, slot_rows, 160)
-SIZE(QkvStoreArgs, 336) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 168)
+  AT(GemmArgs, slot_rows, 160) AT(GemmArgs, cuts, 168)
+SIZE(QkvStoreArgs, 344) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 176)
 SIZE(Greedy, 8) AT(Greedy, token, 0) AT(Greedy, logit, 4)
 SIZE(ArgmaxArgs, 128) AT(ArgmaxArgs, step, 0) AT(ArgmaxArgs, best, 88) AT(ArgmaxArgs, best_index, 96)
   AT(ArgmaxArgs, host, 104) AT(ArgmaxArgs, candidates, 112) AT(ArgmaxArgs, best_rows, 116) AT(ArgmaxArgs, drawable, 120)
@@ -529,7 +546,7 @@ SIZE(PackArgs, 48) AT(PackArgs, wire, 0) AT(PackArgs, out, 8) AT(PackArgs, membe
   AT(PackArgs, cols, 24) AT(PackArgs, row_blocks, 28) AT(PackArgs, k_blocks, 32) AT(PackArgs, shift, 36)
   AT(PackArgs, format, 40) AT(PackArgs, half, 44)
 SIZE(PeakArgs, 16) AT(PeakArgs, out, 0) AT(PeakArgs, iterations, 8) AT(PeakArgs, never, 12)
-SIZE(SortMlp1Args, 312) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 168) AT(SortMlp1Args, most_rows, 304)
-  AT(SortMlp1Args, reserved, 308)
+SIZE(SortMlp1Args, 352) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 176) AT(SortMlp1Args, most_rows, 344)
+  AT(SortMlp1Args, reserved, 348)
 #undef SIZE
 #undef AT

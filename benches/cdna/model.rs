@@ -1,6 +1,7 @@
 //! The time of kernels, from bytes, operations and launches.
 
 use crate::card::Card;
+use crate::cuts::{Cut, cut};
 use crate::layer;
 use crate::shares::{SLAB_RUNS, Shares};
 use crate::units::{SIMDS, WAVE, last_end};
@@ -111,9 +112,20 @@ impl Model<'_> {
         let kernel = sorts.unwrap_or(kernel);
         let (name, waves) = (kernel.name(), kernel.threads / WAVE);
         let spans = shape.row_blocks.div_ceil(waves);
-        let tiles = |rows: usize| match kernel.cut.spreads {
-            true => blocks / spans,
-            false => rows.div_ceil(kernel.tokens),
+        let cuts = match self.target.cuts(kernel) {
+            Some(how) => cut(counts, &how, spans),
+            None => {
+                let tiles = |rows: usize| match kernel.cut.spreads {
+                    true => blocks / spans,
+                    false => rows.div_ceil(kernel.tokens),
+                };
+                let groups = (0..counts.len()).filter(|&group| counts[group] > 0);
+                let cut = |group: usize| Cut {
+                    group,
+                    tiles: tiles(counts[group]),
+                };
+                groups.map(cut).collect()
+            }
         };
         let columns = layer::columns(self.config, product);
         // Of 16 tokens and a wave's 32 weight rows.
@@ -123,8 +135,8 @@ impl Model<'_> {
         let mut blocks = vec![Vec::new(); self.card.dies];
         let (mut weights, mut tokens) = (BTreeSet::new(), BTreeMap::new());
         let mut number = 0;
-        for (group, &rows) in counts.iter().enumerate().filter(|&(_, &rows)| rows > 0) {
-            let (steps, tiles) = (rows.div_ceil(TOKENS), tiles(rows));
+        for Cut { group, tiles } in cuts {
+            let steps = counts[group].div_ceil(TOKENS);
             let sizes = (0..tiles).map(|tile| steps * (tile + 1) / tiles - steps * tile / tiles);
             let times = sizes.map(|steps| {
                 let (steps, share) = if steps > 0 {

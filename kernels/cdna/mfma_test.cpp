@@ -70,6 +70,7 @@ struct Case {
   std::vector<int> counts;      // rows of each group
   int tile = 0, waves = 0;
   int tiles = 0;                // of the grid; 0: two more than the rows fill
+  bool cuts = false;            // experts are cut into tiles at random, in a random order
 };
 
 struct Input {
@@ -173,7 +174,14 @@ static u64 run(const Case& c) {
   a.tiled_rows = in.rows, a.best_rows = in.rows, a.scale = std::ldexp(1.f, -shift), a.limit = 7, a.format = in.format;
 
   int tiles = 2;
-  for (const int count : c.counts) tiles += (count + c.tile - 1) / c.tile;
+  std::vector<ExpertCut> cuts;
+  for (int g = 0; g < groups; g++) {
+    const int fewest = (c.counts[g] + c.tile - 1) / c.tile, steps = (c.counts[g] + TOKENS - 1) / TOKENS;
+    const int cut = c.cuts ? std::min(steps, fewest + (int)(rnd() % 3)) : fewest;
+    cuts.push_back(ExpertCut{g, cut}), tiles += cut;
+  }
+  for (int g = 0; g < groups; g++) std::swap(cuts[g], cuts[g + rnd() % (groups - g)]);
+  if (c.cuts) a.cuts = cuts.data();
   if (c.tiles) tiles = c.tiles;
   const std::string name = c.op + (c.mxfp4 ? "_mxfp4_" : "_w16_") + c.act + "_n" + std::to_string(c.tile);
   launch(name, tiles * spans, c.waves * WAVE, a);
@@ -438,14 +446,14 @@ static void run_die_order() {
   failures += bad > 0;
 }
 
-struct Tile { int tokens, waves, tiles = 0; };
+struct Tile { int tokens, waves, tiles = 0; bool cuts = false; };
 
 // Every tile gives the same bits: a token's result depends on the token alone.
 static void run_tiles(Case c, const std::vector<Tile>& tiles) {
   const u64 same_data = state;
   u64 first = 0;
   for (const Tile& tile : tiles) {
-    state = same_data, c.tile = tile.tokens, c.waves = tile.waves, c.tiles = tile.tiles;
+    state = same_data, c.tile = tile.tokens, c.waves = tile.waves, c.tiles = tile.tiles, c.cuts = tile.cuts;
     const u64 hash = run(c);
     if (first && hash != first) printf("%s: other bits in tiles of %d\n", c.op.c_str(), c.tile), failures++;
     first = hash;
@@ -468,16 +476,18 @@ int main(int argc, char** argv) {
     const bool exact = std::string(act).back() != '1';
     std::vector<Tile> four_waves = {{16, 4}, {64, 4}};
     if (!exact) four_waves.push_back({128, 4});
+    std::vector<Tile> of_experts(four_waves);
+    if (!exact) of_experts.push_back({64, 4, 0, true}), of_experts.push_back({128, 4, 0, true});
     // In `fast` rows of larger tiles are spread over all tiles of the grid: full ones, uneven ones, and more than there
     // are steps of 16.
     const std::vector<Tile> dense = exact
         ? std::vector<Tile>{{16, 1}, {64, 4}}
         : std::vector<Tile>{{16, 1}, {64, 2, 4}, {64, 2, 7}, {128, 4, 2}, {128, 4, 3}, {128, 4, 13}};
     for (const bool mxfp4 : {true, false}) {
-      run_tiles({"mlp1", act, mxfp4, 320, 192, {125, 0, 100, 5, 1}}, four_waves);
-      run_tiles({"mlp2", act, mxfp4, 160, 320, {90, 75, 0, 17, 300}}, four_waves);
-      run_tiles({"mlp1", act, mxfp4, 128, 32, {0, 3, 0, 1}}, four_waves);
-      run_tiles({"mlp2", act, mxfp4, 32, 64, {0, 3, 0, 1}}, four_waves);
+      run_tiles({"mlp1", act, mxfp4, 320, 192, {125, 0, 100, 5, 1}}, of_experts);
+      run_tiles({"mlp2", act, mxfp4, 160, 320, {90, 75, 0, 17, 300}}, of_experts);
+      run_tiles({"mlp1", act, mxfp4, 128, 32, {0, 3, 0, 1}}, of_experts);
+      run_tiles({"mlp2", act, mxfp4, 32, 64, {0, 3, 0, 1}}, of_experts);
     }
     for (const bool mxfp4 : {true, false}) run_odd_gates(act, mxfp4);
     for (const bool mxfp4 : {true, false}) if (!exact) {
@@ -496,7 +506,7 @@ int main(int argc, char** argv) {
     if (!exact) for (const int rows : {1, 16, 45, 150}) run_store(act, rows);
     std::vector<int> many(128);
     for (int& count : many) count = rnd() % 5 ? 0 : (int)(rnd() % 40);
-    run_tiles({"mlp1", act, true, 64, 64, many}, four_waves);
+    run_tiles({"mlp1", act, true, 64, 64, many}, of_experts);
     for (const int rows : some({0, 1, 15, 33, 50, 64, 97, 128, 150, 221, 250})) {
       run_tiles({"qkv", act, false, 168, 256, {rows}}, dense);
       run_tiles({"attn_out", act, false, 100, 448, {rows}}, dense);

@@ -1,8 +1,8 @@
 // Work distribution: which block computes which tile, found on the device from the groups' (experts') row counts, so
 // that nothing waits for the host.
 //
-// A group's rows are cut into tiles, as evenly as steps of 16 allow: into the fewest of at most TILE rows (find_work),
-// or into as many as the grid has (spread_work). A block does one tile for `waves` row blocks, one per wave. Blocks are
+// A group's rows are cut into tiles, as evenly as steps of 16 allow: into the fewest of at most TILE rows or as `cuts`
+// say, in whose order groups then are (find_work), or into as many as the grid has (spread_work). A block does one tile for `waves` row blocks, one per wave. Blocks are
 // numbered over groups, then over row blocks, then over a group's tiles: those that read the same weights have
 // neighbouring numbers and run at the same time, so the weights come from memory once. Where a device is several dies
 // with an L2 each, they also run on one die: block ids go to the dies in turn, and die_order numbers them anew.
@@ -38,21 +38,28 @@ DEV int wave_prefix(int v) {
   return sum - v;
 }
 
-// The group that block number `block` belongs to; `block` becomes its number within the group.
-template <int TILE> DEV int find_group(const GemmArgs& a, int spans, int& block) {
+// Number i of the groups, and its tiles. CUTS: there may be cuts.
+template <int TILE, bool CUTS> DEV ExpertCut cut_at(const GemmArgs& a, int i) {
+  if (i >= a.groups) return ExpertCut{0, 0};
+  if (CUTS && a.cuts) return a.cuts[i];
+  return ExpertCut{i, tiles_of<TILE>(a.rows[i])};
+}
+
+// The group that block number `block` belongs to, -1 if there is none; `block` becomes its number within the group.
+template <int TILE, bool CUTS> DEV ExpertCut find_group(const GemmArgs& a, int spans, int& block) {
   for (int base = 0; base < a.groups; base += WAVE) {
-    const int group = base + LANE;
-    const int blocks = group < a.groups ? tiles_of<TILE>(a.rows[group]) * spans : 0;
+    const ExpertCut cut = cut_at<TILE, CUTS>(a, base + LANE);
+    const int blocks = cut.tiles * spans;
     const int before = wave_prefix(blocks);
     const u64 found = ballot(block >= before && block < before + blocks);
     if (found) {
       const int lane = lowest_of(found);
       block = uniform(block - shfl(before, lane));
-      return base + lane;
+      return ExpertCut{uniform(shfl(cut.expert, lane)), uniform(shfl(cut.tiles, lane))};
     }
     block -= uniform(shfl(before + blocks, WAVE - 1));
   }
-  return -1;
+  return ExpertCut{-1, 0};
 }
 
 // Tile number block % tiles of a group, for run number block / tiles of row blocks.
@@ -66,19 +73,23 @@ DEV Work cut_rows(const GemmArgs& a, int group, int rows, int tiles, int block) 
 DEV int spans_of(const GemmArgs& a, int waves) { return (a.row_blocks + waves - 1) / waves; }
 
 // Streams have one tile a group, or rarely two: ids stay.
-template <int TILE> DEV Work find_work(const GemmArgs& a, int waves) {
+template <int TILE, bool CUTS = false> DEV Work find_work(const GemmArgs& a, int waves) {
   const bool ordered = DIES > 1 && TILE > TOKENS;
   const int spans = spans_of(a, waves);
-  int block = BID, group = 0;
+  int block = BID;
+  ExpertCut cut{0, 0};
   if (a.groups > 1) {
     if (ordered) block = die_order(block, GRID, DIE_BLOCKS, DIES);
-    group = find_group<TILE>(a, spans, block);
+    cut = find_group<TILE, CUTS>(a, spans, block);
+    if (cut.expert < 0) return Work{-1, 0, 0, 0};
   }
-  if (group < 0) return Work{-1, 0, 0, 0};
-  const int rows = uniform(a.rows[group]), tiles = tiles_of<TILE>(rows);
-  if (ordered && a.groups == 1 && block < tiles * spans) block = die_order(block, tiles * spans, tiles, DIES);
-  if (block >= tiles * spans) return Work{-1, 0, 0, 0};
-  return cut_rows(a, group, rows, tiles, block);
+  const int rows = uniform(a.rows[cut.expert]);
+  if (a.groups == 1) {
+    cut.tiles = tiles_of<TILE>(rows);
+    if (block >= cut.tiles * spans) return Work{-1, 0, 0, 0};
+    if (ordered) block = die_order(block, cut.tiles * spans, cut.tiles, DIES);
+  }
+  return cut_rows(a, cut.expert, rows, cut.tiles, block);
 }
 
 // The host knows the most rows alone, and makes the grid for them. Fewer rows make every tile smaller, so that all

@@ -300,6 +300,36 @@ void check_sorted(const Routed& r, int rows) {
   check(r.offsets.whole() && r.counts.whole() && r.slots.whole(), "sort's guards");
 }
 
+// Each expert once, those with the largest tiles first, and the last ones cut once more, so many that rounds take least.
+void check_cuts(const Buffer<ExpertCut>& cuts, const std::vector<int>& counts, int tile, int spans, int places) {
+  const int n = (int)counts.size();
+  const auto steps = [&](int e) { return (counts[e] + 15) / 16; };
+  const auto fewest = [&](int e) { return (steps(e) + tile - 1) / tile; };
+  std::vector<int> order(n);
+  for (int e = 0; e < n; e++) order[e] = e;
+  const auto key = [&](int e) { return steps(e) ? steps(e) * 256 / fewest(e) : 0; };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return key(a) > key(b); });
+  const int live = n - (int)std::count(counts.begin(), counts.end(), 0);
+  const auto tiles = [&](int place, int more) {
+    const int e = order[place];
+    return place < live - more ? fewest(e) : std::min(steps(e), fewest(e) + 1);
+  };
+  const auto cost = [&](int more) {
+    int cost = 0, blocks = 0, round = 0;
+    for (int i = 0; i < live; i++) {
+      blocks += tiles(i, more) * spans;
+      for (; round < blocks; round += places) cost += 4 * ((steps(order[i]) + tiles(i, more) - 1) / tiles(i, more)) + 5;
+    }
+    return cost;
+  };
+  const int stride = live / 2 / WAVE + 1;
+  int best = 0;
+  for (int more = 0; more <= live / 2; more += stride) if (cost(more) < cost(best)) best = more;
+  int wrong = 0;
+  for (int i = 0; i < n; i++) wrong += cuts[i].expert != order[i] || cuts[i].tiles != (i < live ? tiles(i, best) : 0);
+  check(!wrong && cuts.whole(), "sort's cuts", n);
+}
+
 void test_sort(int rows, int n, int k) {
   StepHeader header{};
   header.rows = rows;
@@ -307,11 +337,17 @@ void test_sort(int rows, int n, int k) {
   step.header = &header;
   Routed r(rows, n, k);
   Buffer<int> slot_rows(rows * k + n * (GROUP_ALIGN - 1)), want = slot_rows;
-  const SortArgs args{step, r.experts.data(), r.offsets.data(), r.counts.data(), r.slots.data(), n, k, slot_rows.data()};
+  enum { MLP1_SPANS = 45, MLP2_SPANS = 23, PLACES = 608 };
+  const int tile = integer(0, 1) ? 8 : 4;
+  Buffer<ExpertCut> mlp1_cuts(n), mlp2_cuts(n);
+  const SortArgs args{step, r.experts.data(), r.offsets.data(), r.counts.data(), r.slots.data(), n, k, slot_rows.data(),
+                      mlp1_cuts.data(), mlp2_cuts.data(), MLP1_SPANS, MLP2_SPANS, tile, PLACES};
   LAUNCH(sort, (rows + 511) / 512 + 1, 1024, args);
   check_sorted(r, rows);
   for (int i = 0; i < rows * k; i++) want[r.want_slots[i]] = i / k;
   check(want == slot_rows, "sort's rows of slots", rows);
+  check_cuts(mlp1_cuts, r.want_counts, tile, MLP1_SPANS, PLACES);
+  check_cuts(mlp2_cuts, r.want_counts, tile, MLP2_SPANS, PLACES);
 }
 
 void test_gather(int rows, int k_blocks, int terms, bool sorts = false, int n = 32, int k = 4) {

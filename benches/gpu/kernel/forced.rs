@@ -6,7 +6,7 @@ use getp::backend::gpu::catalogue::{self, Kernel, Op};
 use getp::backend::gpu::family::Family;
 use getp::backend::gpu::family::verdict::Verdict;
 use getp::backend::gpu::launch::Launch;
-use getp::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
+use getp::backend::gpu::shapes::{Cuts, DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
 
 /// See the module.
 #[derive(Debug)]
@@ -107,6 +107,14 @@ impl Family for Forced {
 
     fn pairs_heads(&self, head_dim: usize) -> bool {
         self.family.pairs_heads(head_dim)
+    }
+
+    fn indexes_rows(&self, kernel: &Kernel) -> bool {
+        self.family.indexes_rows(kernel)
+    }
+
+    fn cuts(&self, kernel: &Kernel, multiprocessors: usize) -> Option<Cuts> {
+        self.family.cuts(kernel, multiprocessors)
     }
 
     fn block_rows(&self) -> usize {

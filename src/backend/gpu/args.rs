@@ -287,6 +287,13 @@ shared! {
             reserved: i32,
         }
 
+        /// An expert, and the tiles that its rows are cut into.
+        #[derive(Pod, Zeroable)]
+        ExpertCut {
+            expert: i32,
+            tiles: i32,
+        }
+
         /// sort: gives each (row, expert) pair a slot; an expert's slots are consecutive, in order of rows, and start
         /// at a multiple of GROUP_ALIGN.
         #[derive(Pod, Zeroable)]
@@ -304,6 +311,16 @@ shared! {
             k: i32,
             /// sort alone: the row of each slot that has one; NULL: not wanted
             slot_rows: *mut i32,
+            /// sort alone: `[n_experts]`, of GemmArgs of mlp1 and of mlp2; NULL: not wanted
+            mlp1_cuts: *mut ExpertCut,
+            mlp2_cuts: *mut ExpertCut,
+            /// for the cuts: of each of an expert's tiles so many blocks share its weight rows
+            mlp1_spans: i32,
+            mlp2_spans: i32,
+            /// for the cuts: the most steps of 16 rows of a tile
+            tile_steps: i32,
+            /// for the cuts: blocks that the device works on at once
+            places: i32,
         }
 
         /// gather: copies each tiled row to its slots.
@@ -467,6 +484,9 @@ shared! {
             picks: *const u64,
             /// mlp1 of CDNA in `fast`: the row of each slot, which is there in `input`
             slot_rows: *const i32,
+            /// mlp1 and mlp2 of CDNA in `fast`, in tiles of more than 16 rows: `[groups]`, in the order in which blocks
+            /// take them. NULL: their own order, and the fewest tiles.
+            cuts: *const ExpertCut,
         }
 
         /// qkv_store: qkv and rope_store fused.

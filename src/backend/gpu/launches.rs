@@ -9,8 +9,8 @@ use super::catalogue::{Elements, Kernel, Op, PackedFormat};
 use super::family::verdict::{HOLDS_FEWER, Verdict, cheapest};
 use super::launch::Launch;
 use super::shapes::{
-    AttentionWork, DecodeShape, GemmLaunch, GemmShape, MatrixForm, NormRouteLaunch, NormRouteShape, NormWork, Numbers,
-    Product, SortGatherLaunch,
+    AttentionWork, Cuts, DecodeShape, GemmLaunch, GemmShape, MatrixForm, NormRouteLaunch, NormRouteShape, NormWork,
+    Numbers, Product, SortGatherLaunch,
 };
 use super::target::Target;
 use crate::batch::{StepPlan, Want};
@@ -227,6 +227,11 @@ impl Target {
     /// Rows get their slots.
     pub fn sort(&self, rows: usize) -> Launch {
         self.shares(Op::Sort, rows)
+    }
+
+    /// How blocks of this kernel take experts' tiles, if sort cuts these.
+    pub fn cuts(&self, kernel: &Kernel) -> Option<Cuts> {
+        self.family.cuts(kernel, self.multiprocessors)
     }
 
     /// Whether every mlp1 of a step of so many rows reads gathered ones. Others find them, or read them by an index.

@@ -415,6 +415,7 @@ impl Ops for GpuOps {
 
     fn mlp1<'m>(&mut self, x: &Routed<'_>, w: &Matrix, bias: &Vector, h: &'m mut Buffer) -> Result<&'m Buffer> {
         let routes = &x.memory.routes;
+        routes.cut.set(false);
         let chosen = self.choose(Product::Mlp1, w)?;
         let cost = self.costs().product(Product::Mlp1, w, &chosen);
         let mut args = GemmArgs {
@@ -447,10 +448,21 @@ impl Ops for GpuOps {
                     return Ok(h);
                 }
                 if self.target.family.indexes_rows(chosen.launch.kernel) {
-                    let sort = SortArgs {
+                    let mut sort = SortArgs {
                         slot_rows: routes.slot_rows.values(),
                         ..self.args.sort(routes)
                     };
+                    if let Some(cuts) = self.target.cuts(chosen.launch.kernel) {
+                        let mlp2 = self.gemm_shape(Product::Mlp2, w.form);
+                        sort.mlp1_cuts = routes.mlp1_cuts.values();
+                        sort.mlp2_cuts = routes.mlp2_cuts.values();
+                        sort.mlp1_spans = cuts.spans(&shape) as i32;
+                        sort.mlp2_spans = cuts.spans(&mlp2) as i32;
+                        sort.tile_steps = cuts.tile_steps as i32;
+                        sort.places = cuts.places as i32;
+                        args.cuts = routes.mlp1_cuts.values();
+                        routes.cut.set(true);
+                    }
                     let launch = self.target.sort(self.shape.rows);
                     let cost = self.costs().sort();
                     self.queue.operation(Operation::Sort, cost, launch, &sort)?;
@@ -475,6 +487,7 @@ impl Ops for GpuOps {
             offsets: routes.offsets.values(),
             y: routes.y.values().void(),
             picks: routes.picks.values().only_if(matches!(x.sent, Sending::Told(_))),
+            cuts: routes.mlp2_cuts.values().only_if(routes.cut.get()),
             ..self.args.product(w, h, routes.counts.values())
         };
         self.multiply(Operation::Mlp2, Product::Mlp2, w, &args)?;

@@ -35,6 +35,24 @@ impl Numbers {
     }
 }
 
+/// How blocks take experts' tiles.
+#[derive(Clone, Copy, Debug)]
+pub struct Cuts {
+    /// The most steps of 16 rows of a tile.
+    pub tile_steps: usize,
+    /// Blocks that the device works on at once.
+    pub places: usize,
+    /// Row blocks that a block multiplies.
+    pub block_rows: usize,
+}
+
+impl Cuts {
+    /// Blocks of a tile.
+    pub fn spans(&self, shape: &GemmShape) -> usize {
+        shape.row_blocks.div_ceil(self.block_rows)
+    }
+}
+
 /// The shape of a step: what of it the choice and the grids of kernels depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepShape {

@@ -13,7 +13,7 @@
 
 use super::{Family, blocks_of_tiles, most_tiles, spans};
 use crate::backend::gpu::catalogue::{self, Kernel, Op};
-use crate::backend::gpu::shapes::{GemmLaunch, GemmShape};
+use crate::backend::gpu::shapes::{Cuts, GemmLaunch, GemmShape};
 
 /// See the module.
 #[derive(Debug)]
@@ -52,13 +52,29 @@ impl Family for Cdna {
         kernel.op == Op::Mlp1 && kernel.terms == 1
     }
 
+    /// In `fast`, where tokens are in LDS.
+    fn cuts(&self, kernel: &Kernel, multiprocessors: usize) -> Option<Cuts> {
+        let waves = kernel.threads / WAVE;
+        let takes = matches!(kernel.op, Op::Mlp1 | Op::Mlp2) && kernel.terms == 1 && kernel.tokens > STEP;
+        takes.then(|| Cuts {
+            tile_steps: kernel.tokens / STEP,
+            places: multiprocessors * WAVES_AT_ONCE / waves,
+            block_rows: waves,
+        })
+    }
+
     fn product(&self, shape: &GemmShape, kernel: &'static Kernel, multiprocessors: usize) -> GemmLaunch {
         let tiles = match kernel.cut.spreads {
             true => fewest_rounds(shape, kernel, multiprocessors),
-            false => most_tiles(shape, kernel),
+            false => most_tiles(shape, kernel) + self.cuts(kernel, multiprocessors).map_or(0, |_| one_more(shape)),
         };
         blocks_of_tiles(shape, kernel, tiles, spans(shape, kernel, self.block_rows()))
     }
+}
+
+/// Tiles that cuts may have beyond the fewest: of half of the experts one each.
+fn one_more(shape: &GemmShape) -> usize {
+    shape.rows.min(shape.groups) / 2
 }
 
 /// How many tiles take least, at a step's most rows and at an eighth less: counts of rows are known by their bucket
@@ -146,13 +162,13 @@ mod tests {
                 "32 unembed_greedy_w16_f16x1_n64 1571x256",
                 "256 qkv_store_w16_f16x1_n128 200x256",
                 "256 attn_out_w16_f16x1_n128 92x256",
-                "256 mlp1_mxfp4_f16x1_n64 2160x256",
-                "256 mlp2_mxfp4_f16x1_n64 1104x256",
+                "256 mlp1_mxfp4_f16x1_n64 2880x256",
+                "256 mlp2_mxfp4_f16x1_n64 1472x256",
                 "256 unembed_greedy_w16_f16x1_n128 3142x256",
                 "1536 qkv_store_w16_f16x1_n128 600x256",
                 "1536 attn_out_w16_f16x1_n128 414x256",
-                "1536 mlp1_mxfp4_f16x1_n128 3600x256",
-                "1536 mlp2_mxfp4_f16x1_n128 1840x256",
+                "1536 mlp1_mxfp4_f16x1_n128 4320x256",
+                "1536 mlp2_mxfp4_f16x1_n128 2208x256",
                 "1536 unembed_greedy_w16_f16x1_n128 18852x256",
             ]
         );

@@ -11,7 +11,7 @@ pub mod verdict;
 use super::args::WIRE_ROWS;
 use super::catalogue::{self, Kernel, Op, Workers};
 use super::launch::Launch;
-use super::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
+use super::shapes::{Cuts, DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
 use std::fmt::Debug;
 use verdict::Verdict;
 
@@ -84,6 +84,12 @@ pub trait Family: Debug + Sync {
     /// Whether this kernel of mlp1 reads a step's rows by their index, so that none gathers them by expert.
     fn indexes_rows(&self, _kernel: &Kernel) -> bool {
         false
+    }
+
+    /// How blocks of this kernel take experts' tiles, if they take them as an [`ExpertCut`](super::args::ExpertCut)
+    /// says.
+    fn cuts(&self, _kernel: &Kernel, _multiprocessors: usize) -> Option<Cuts> {
+        None
     }
 
     /// Weight rows of a row block: those of a tile of the wire.

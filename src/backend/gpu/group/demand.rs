@@ -2,7 +2,7 @@
 //! within 2 %.
 
 use super::cut::cut;
-use crate::backend::gpu::args::PARTIAL_FLOATS;
+use crate::backend::gpu::args::{ExpertCut, PARTIAL_FLOATS};
 use crate::backend::gpu::attention_plan::max_partials;
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::backend::gpu::kv::page_bytes;
@@ -135,6 +135,7 @@ impl Demand<'_> {
             + rows * c.q_dim() * numbers.kv.bytes()
             + 4 * PARTIAL_FLOATS * partials * c.n_kv_heads
             + 4 * slots
+            + 2 * size_of::<ExpertCut>() * c.n_experts
             + 4 * c.head_dim * c.longest().min(131_072);
         bytes as u64
     }

@@ -216,6 +216,7 @@ impl Arguments {
             picked: self.config.experts_per_token as i32,
             picks: TypedPtr::NULL,
             slot_rows: TypedPtr::NULL,
+            cuts: TypedPtr::NULL,
         }
     }
 
@@ -298,6 +299,12 @@ impl Arguments {
             n_experts: self.config.n_experts as i32,
             k: self.config.experts_per_token as i32,
             slot_rows: TypedPtr::NULL,
+            mlp1_cuts: TypedPtr::NULL,
+            mlp2_cuts: TypedPtr::NULL,
+            mlp1_spans: 0,
+            mlp2_spans: 0,
+            tile_steps: 0,
+            places: 0,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The values of a step: what each operation leaves in device memory, and in which form the next one takes it.
 
-use crate::backend::gpu::args::{GROUP_ALIGN, GemmArgs, SLAB};
+use crate::backend::gpu::args::{ExpertCut, GROUP_ALIGN, GemmArgs, SLAB};
 use crate::backend::gpu::catalogue::Elements;
 use crate::backend::gpu::context::Context;
 use crate::backend::gpu::driver::DevicePtr;
@@ -11,6 +11,7 @@ use crate::backend::gpu::shapes::Numbers;
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::profile::Cost;
+use std::cell::Cell;
 use std::ffi::c_void;
 
 /// Rows that a product may read behind a buffer's last one: its largest tile.
@@ -194,6 +195,11 @@ pub struct Routes {
     pub(super) picks: DeviceBuffer<u64>,
     /// The row of each slot that has one, where mlp1 reads rows so.
     pub(super) slot_rows: DeviceBuffer<i32>,
+    /// `[E]` of mlp1 and of mlp2, where these take experts so.
+    pub(super) mlp1_cuts: DeviceBuffer<ExpertCut>,
+    pub(super) mlp2_cuts: DeviceBuffer<ExpertCut>,
+    /// Whether the sort that was queued last makes them.
+    pub(super) cut: Cell<bool>,
     /// The experts' inputs by slot.
     pub(super) gathered: Buffer,
     /// Their outputs by slot `[slots, H]`.
@@ -214,6 +220,9 @@ impl Routes {
             counts: DeviceBuffer::zeroed(stream, e)?,
             picks: DeviceBuffer::zeroed(stream, 1)?,
             slot_rows: DeviceBuffer::zeroed(stream, slots)?,
+            mlp1_cuts: DeviceBuffer::zeroed(stream, e)?,
+            mlp2_cuts: DeviceBuffer::zeroed(stream, e)?,
+            cut: Cell::new(false),
             gathered: Buffer::tiled(context, slots, config.hidden_dim, numbers.terms)?,
             y: DeviceBuffer::zeroed(stream, slots * config.hidden_dim * y_elements(numbers).bytes())?,
         })
