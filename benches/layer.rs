@@ -2,7 +2,7 @@
 //! chooses them for a device.
 
 use getp::backend::gpu::catalogue::{Elements, Op};
-use getp::backend::gpu::shapes::{GemmShape, MatrixForm, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::shapes::{GemmShape, MatrixForm, NormRouteLaunch, Numbers, Product, SortGatherLaunch};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::weights::WeightFormat;
@@ -62,11 +62,16 @@ pub fn gathers(target: &Target, config: &ModelConfig, rows: usize) -> bool {
     target.sort_mlp1(&mlp1, rows).is_none() && !target.family.indexes_rows(kernel)
 }
 
+/// Norm and router in one kernel, where they are.
+pub fn norm_route(target: &Target, config: &ModelConfig, rows: usize) -> Option<NormRouteLaunch> {
+    let fast = Numbers::new(Elements::F16, false);
+    target.norm_route(config, &fast, MatrixForm::Wire(WeightFormat::Bf16), rows)
+}
+
 /// Launches of a layer, of the kernels that the host chooses.
 pub fn launches(target: &Target, config: &ModelConfig, rows: usize) -> usize {
     let qkv = shape(target, config, Product::Qkv, rows);
-    let fast = Numbers::new(Elements::F16, false);
-    let norm_route = target.norm_route(config, &fast, MatrixForm::Wire(WeightFormat::Bf16), rows);
+    let norm_route = norm_route(target, config, rows);
     let sends = norm_route.as_ref().is_some_and(|launch| launch.sends);
     let mlp1 = shape(target, config, Product::Mlp1, rows);
     let sort_and_gather = match target.sort_gather(rows, 1) {

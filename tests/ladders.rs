@@ -30,10 +30,11 @@ fn every_kernel_can_be_forced() {
                     multiprocessors,
                 };
                 let fits = |&&rows: &&usize| kernel.holds(rows);
-                // Beyond a row a multiprocessor norm and router are apart.
-                let a_block_each = kernel.op == Op::NormRoute && kernel.cluster == 0;
+                // Beyond a row a multiprocessor norm and router are apart, or a block has several.
+                let alone = kernel.op == Op::NormRoute && kernel.cluster == 0;
+                let several = kernel.per_block > 0;
                 let rows = ROWS.iter().filter(fits);
-                for &rows in rows.filter(|&&rows| !a_block_each || rows <= multiprocessors) {
+                for &rows in rows.filter(|&&rows| !alone || several == (rows > multiprocessors)) {
                     let case = Case {
                         target: &target,
                         config: &config,

@@ -6,8 +6,8 @@
 //! *Products.* A matrix product's blocks are assigned in order to compute units that hold eight waves (`units.rs`). A
 //! compute unit multiplies at the share of its peak that llvm-mca gives for the kernel's inner loop (`LLVM_MCA` names
 //! the program), with one block or with two (`shares.rs`). A product takes at least the time in which its weights and
-//! activations cross memory. Tokens select experts at random, with a fixed seed. Their tiles, and the order of these, are
-//! as the device makes them of the counts (`cuts.rs`).
+//! activations cross memory. Tokens select experts at random, with a fixed seed; the experts' tiles and their order are
+//! those that the device makes of the counts (`cuts.rs`).
 //!
 //! A device of several dies gives its blocks to them in turn, as `kernels/cdna/work.h` numbers them, and a die's
 //! blocks go to its own compute units. What a die's blocks read of weights and activations its L2 reads once, from a

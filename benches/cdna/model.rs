@@ -137,7 +137,7 @@ impl Model<'_> {
         let mut number = 0;
         for Cut { group, tiles } in cuts {
             let steps = counts[group].div_ceil(TOKENS);
-            let sizes = (0..tiles).map(|tile| steps * (tile + 1) / tiles - steps * tile / tiles);
+            let sizes = (0..tiles).map(|tile| steps / tiles + usize::from(tile < steps % tiles));
             let times = sizes.map(|steps| {
                 let (steps, share) = if steps > 0 {
                     self.shares.of(&name, steps)
@@ -216,13 +216,16 @@ impl Model<'_> {
             false => (4 + 2) * (queries + 2 * keys),
         };
         let attention = (2 + 2) * queries;
-        let norm = float + half + float;
-        let route = float;
+        let router_input = match layer::norm_route(&self.target, c, bucket) {
+            Some(_) => 0,
+            None => float + float,
+        };
+        let norm = float + half;
         let gather = match layer::gathers(&self.target, c, bucket) {
             true => half + routed,
             false => 0,
         };
-        norm_of_sum + rope_store + attention + norm + route + gather
+        norm_of_sum + rope_store + attention + norm + router_input + gather
     }
 
     pub fn layer(&self, bucket: usize, rows: usize) -> Layer {

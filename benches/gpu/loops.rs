@@ -435,6 +435,8 @@ impl Loops<'_> {
             half: 0,
             picked: 0,
             picks: TypedPtr::NULL,
+            slot_rows: TypedPtr::NULL,
+            cuts: TypedPtr::NULL,
         };
         // SAFETY: all memory has the sizes that the arguments say, and lives until the stream has been waited for.
         let [short, long] = self.time(|| Ok(unsafe { self.context.launch(launch, &args) }?))?;

@@ -45,7 +45,19 @@ const HEADS: &[Limit] = &[
     Limit::Exactly(Dimension::HeadsPerKvHead, 8),
 ];
 
-const WRITTEN: [Kernel; 7] = [
+/// Elements of a row that is normed by the threads of the norm, a piece each, and kept for the router.
+const KEPT_HIDDEN: usize = 3072;
+
+const WRITTEN: [Kernel; 8] = [
+    Kernel::written(Op::NormRoute, "cdna/norm_route_rows.hip", 8 * WAVE)
+        .variant("rows")
+        .per_block(4)
+        .limits(&[
+            Limit::AtMost(Dimension::Hidden, KEPT_HIDDEN),
+            Limit::MultipleOf(Dimension::Hidden, 8),
+            Limit::AtMost(Dimension::Experts, 256),
+            Limit::AtMost(Dimension::ExpertsPerToken, 8),
+        ]),
     decode(F16),
     decode(Bf16),
     prefill(F16),

@@ -426,6 +426,40 @@ static void run_store(const char* act, int rows) {
   }
 }
 
+// norm_route_rows gives the bits of rmsnorm and route, and touches nothing else.
+static void run_norm_route(const char* act, int rows, int hidden, int experts, int k) {
+  const int format = act[0] == 'b' ? FORMAT_BF16 : FORMAT_F16, slabs = round_up(hidden, SLAB) / SLAB, t_rows = rows + 9;
+  StepHeader header{};
+  header.rows = rows;
+  std::vector<float> x((size_t)rows * hidden), weight(hidden), bias(experts), t32(x.size()), shares((size_t)rows * k);
+  std::vector<u16> router((size_t)experts * hidden), t((size_t)slabs * t_rows * SLAB, 0x7e11);
+  std::vector<int> picks((size_t)rows * k, -1);
+  for (float& v : x) v = uniform_float();
+  for (float& v : weight) v = 1 + .2f * uniform_float();
+  for (float& v : bias) v = uniform_float();
+  for (u16& v : router) v = to_bf16(uniform_float());
+  NormRouteArgs a{};
+  a.norm.step.header = a.route.step.header = &header;
+  a.norm.x = x.data(), a.norm.weight = weight.data(), a.norm.t = t.data(), a.norm.t32 = t32.data();
+  a.norm.hidden = hidden, a.norm.t_rows = t_rows, a.norm.terms = 1, a.norm.format = format;
+  a.route.t32 = t32.data(), a.route.w = router.data(), a.route.bias = bias.data();
+  a.route.experts = picks.data(), a.route.shares = shares.data(), a.route.format = FORMAT_BF16;
+  a.route.hidden = hidden, a.route.n_experts = experts, a.route.k = k;
+  launch("rmsnorm", rows, 384, a.norm);
+  launch("route", (rows + 3) / 4, 8 * WAVE, a.route);
+  const std::vector<u16> want_t(t);
+  const std::vector<int> want_picks(picks);
+  const std::vector<float> want_shares(shares), want_x(x);
+  std::fill(t.begin(), t.end(), 0x7e11), std::fill(picks.begin(), picks.end(), -1);
+  std::fill(shares.begin(), shares.end(), 0.f);
+  a.norm.t32 = nullptr, a.route.t32 = nullptr;
+  launch("norm_route_rows", (rows + 3) / 4 + 1, 8 * WAVE, a);
+  const bool bad = t != want_t || picks != want_picks || shares != want_shares || x != want_x;
+  printf("%-36s rows %4d hidden %4d experts %3d k %d: %s\n", "norm_route_rows", rows, hidden, experts, k,
+         bad ? "WRONG" : "ok");
+  failures += bad;
+}
+
 // die_order is a permutation, and of each round of all dies neighbours are on one.
 static void run_die_order() {
   int bad = 0;
@@ -504,6 +538,10 @@ int main(int argc, char** argv) {
       run_sorting({act, mxfp4, 9}, {33, 48, 8, true});
     }
     if (!exact) for (const int rows : {1, 16, 45, 150}) run_store(act, rows);
+    if (!exact) for (const int rows : {1, 4, 7, 18}) {
+      const int experts = rows == 7 ? 5 : rows == 18 ? 130 : 32;
+      run_norm_route(act, rows, rows == 4 ? 3072 : rows == 7 ? 104 : 2880, experts, rows == 18 ? 8 : 4);
+    }
     std::vector<int> many(128);
     for (int& count : many) count = rnd() % 5 ? 0 : (int)(rnd() % 40);
     run_tiles({"mlp1", act, true, 64, 64, many}, of_experts);

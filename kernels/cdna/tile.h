@@ -3,11 +3,11 @@
 //
 // Tokens of a slab are contiguous in memory and already swizzled (args.h): staging copies 16 bytes per thread
 // unchanged. mlp1's tokens (INDEXED) lie apart, as the step's rows: a thread has the place of each of its pieces in a
-// slab, where the swizzle is that of the row, and stores them with that of the token. LDS is double-buffered, with one barrier per slab, before the last part's MFMAs; during these the next
-// slab's first tokens are read. A slab is processed in parts: its two pieces of K, each for at most 64 tokens at a
-// time, so that only so many tokens' fragments are in registers. This is a software pipeline: while a part's MFMAs run,
-// the next part's tokens are read from LDS and the next piece's weights are decoded. Weights are requested two to three
-// slabs ahead.
+// slab, where the swizzle is that of the row, and stores them with that of the token. LDS is double-buffered, with one
+// barrier per slab, before the last part's MFMAs; during these the next slab's first tokens are read. A slab is
+// processed in parts: its two pieces of K, each for at most 64 tokens at a time, so that only so many tokens' fragments
+// are in registers. This is a software pipeline: while a part's MFMAs run, the next part's tokens are read from LDS and
+// the next piece's weights are decoded. Weights are requested two to three slabs ahead.
 //
 // While an MFMA runs, the wave has several issue slots for other instructions, and does all else in them. So what
 // touches memory or LDS has its place behind one MFMA or another (`beside`), where the scheduler leaves it; it only

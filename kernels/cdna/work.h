@@ -2,10 +2,11 @@
 // that nothing waits for the host.
 //
 // A group's rows are cut into tiles, as evenly as steps of 16 allow: into the fewest of at most TILE rows or as `cuts`
-// say, in whose order groups then are (find_work), or into as many as the grid has (spread_work). A block does one tile for `waves` row blocks, one per wave. Blocks are
-// numbered over groups, then over row blocks, then over a group's tiles: those that read the same weights have
-// neighbouring numbers and run at the same time, so the weights come from memory once. Where a device is several dies
-// with an L2 each, they also run on one die: block ids go to the dies in turn, and die_order numbers them anew.
+// say, in whose order groups then are (find_work), or into as many as the grid has (spread_work). A block does one tile
+// for `waves` row blocks, one per wave. Blocks are numbered over groups, then over row blocks, then over a group's
+// tiles: those that read the same weights have neighbouring numbers and run at the same time, so the weights come from
+// memory once. Where a device is several dies with an L2 each, they also run on one die: block ids go to the dies in
+// turn, and die_order numbers them anew.
 #pragma once
 #include "mfma.h"
 
@@ -62,10 +63,16 @@ template <int TILE, bool CUTS> DEV ExpertCut find_group(const GemmArgs& a, int s
   return ExpertCut{-1, 0};
 }
 
+// The first step of a group's tile. The larger tiles come first, so that the last ones to begin are small.
+DEV int first_step(int steps, int tiles, int tile) {
+  const int more = steps % tiles;
+  return steps / tiles * tile + (tile < more ? tile : more);
+}
+
 // Tile number block % tiles of a group, for run number block / tiles of row blocks.
 DEV Work cut_rows(const GemmArgs& a, int group, int rows, int tiles, int block) {
   const int tile = block % tiles, steps = (rows + TOKENS - 1) / TOKENS;
-  const int from = steps * tile / tiles * TOKENS, to = steps * (tile + 1) / tiles * TOKENS;
+  const int from = first_step(steps, tiles, tile) * TOKENS, to = first_step(steps, tiles, tile + 1) * TOKENS;
   const int offset = a.offsets ? uniform(a.offsets[group]) : 0;
   return Work{group, offset + from, (to < rows ? to : rows) - from, block / tiles};
 }

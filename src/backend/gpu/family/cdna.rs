@@ -10,10 +10,13 @@
 //!   fewer, as their 90 to 160 row blocks would otherwise leave compute units without work.
 //! * qkv and attn_out make few blocks, of which the last round may fill the device only in part. Their `n64` and `n128`
 //!   spread a step's rows over all tiles of the grid, and the number of tiles is chosen by how long all rounds take.
+//! * How experts' rows are cut into tiles of `n64` and `n128` sort says, which knows their counts
+//!   (`kernels/expert_cuts.h`).
 
-use super::{Family, blocks_of_tiles, most_tiles, spans};
+use super::{Family, block_a_row, blocks_of_tiles, most_tiles, spans};
 use crate::backend::gpu::catalogue::{self, Kernel, Op};
-use crate::backend::gpu::shapes::{Cuts, GemmLaunch, GemmShape};
+use crate::backend::gpu::launch::Launch;
+use crate::backend::gpu::shapes::{Cuts, GemmLaunch, GemmShape, NormRouteShape};
 
 /// See the module.
 #[derive(Debug)]
@@ -45,6 +48,16 @@ impl Family for Cdna {
     /// A lane has four pairs of one head.
     fn pairs_heads(&self, head_dim: usize) -> bool {
         head_dim.is_multiple_of(8)
+    }
+
+    /// Rows that do not have a multiprocessor each share them, in `fast` with a BF16 router.
+    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
+        let several = || {
+            let kernel = kernels.iter().find(|kernel| kernel.per_block > 0)?;
+            let launch = Launch::new(kernel, shape.rows.div_ceil(kernel.per_block));
+            shape.on_matrix_cores.then_some(launch)
+        };
+        block_a_row(shape, kernels).or_else(several)
     }
 
     /// In `fast`. Tokens go through registers to LDS, so each may come from anywhere.
@@ -117,7 +130,6 @@ mod tests {
     use super::*;
     use crate::backend::gpu::args::WIRE_ROWS;
     use crate::backend::gpu::catalogue::{Elements, PackedFormat};
-    use crate::backend::gpu::launch::Launch;
     use crate::backend::gpu::shapes::{MatrixForm, PackedShape, Product};
     use crate::backend::gpu::target::Target;
 
