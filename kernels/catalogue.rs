@@ -249,7 +249,7 @@ pub enum Dimension {
     ExpertsPerToken,
     /// Width of a head.
     HeadDim,
-    /// Query heads that share a key head.
+    /// Query heads that share a KV head.
     HeadsPerKvHead,
     /// Rows of the projection to queries, keys and values.
     QkvDim,

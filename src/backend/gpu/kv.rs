@@ -22,7 +22,7 @@ pub struct KvCache {
     blocks: KvBlocks,
 }
 
-/// Bytes of one key head's part of a page: keys, values, and what keeps the heads apart.
+/// Bytes of one KV head's part of a page: keys, values, and what keeps the heads apart.
 fn head_bytes(config: &ModelConfig, elements: Elements, target: &Target) -> usize {
     2 * KV_PAGE * config.head_dim * elements.bytes() + target.family.kv_head_padding()
 }
@@ -63,7 +63,7 @@ impl KvCache {
         self.page_bytes
     }
 
-    /// Bytes from one key head of a page to the next.
+    /// Bytes from one KV head of a page to the next.
     pub fn head_bytes(&self) -> usize {
         self.head_bytes
     }

@@ -158,7 +158,7 @@ impl Target {
             return Ok([Some(countable(Launch::new(kernel, rows * kv_heads))?), None]);
         }
         let ([_, ..], [tile, ..], false) = (decode.as_slice(), prefill.as_slice(), exact) else {
-            // Query heads that share a key head share a block.
+            // Query heads that share a KV head share a block.
             let plain = of(Op::AttentionPlain);
             let kernel = plain.first().ok_or_else(|| self.lacks((Op::AttentionPlain, kv)))?;
             let parts = (config.n_attn_heads / kv_heads).div_ceil(kernel.per_block);

@@ -20,7 +20,7 @@ pub trait Family: Debug + Sync {
     /// Its kernels.
     fn table(&self) -> &'static catalogue::Table;
 
-    /// Bytes between one key head's part of a page and the next.
+    /// Bytes between one KV head's part of a page and the next.
     fn kv_head_padding(&self) -> usize {
         0
     }
@@ -48,7 +48,7 @@ pub trait Family: Debug + Sync {
         most.max().unwrap_or(0)
     }
 
-    /// Blocks of prefill attention of so many tiles, one for each key head.
+    /// Blocks of prefill attention of so many tiles, one for each KV head.
     fn prefill_blocks(&self, tiles: usize, _multiprocessors: usize) -> usize {
         tiles
     }
@@ -75,8 +75,7 @@ pub trait Family: Debug + Sync {
         true
     }
 
-    /// Whether rows of heads of this width are packed in pairs half a head apart, as
-    /// [`Op::QkvStore`](catalogue::Op::QkvStore) takes them.
+    /// Whether rows of heads of this width are packed in pairs half a head apart, as [`Op::QkvStore`] takes them.
     fn pairs_heads(&self, _head_dim: usize) -> bool {
         false
     }

@@ -35,7 +35,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// A key head's key and value of a position, which lies in `page`.
+    /// A KV head's key and value of a position, which lies in `page`.
     pub fn key_value(&self, page: usize, head: usize, position: usize) -> [Vec<f32>; 2] {
         let half = KV_PAGE * self.head_dim;
         let head = &self.bytes[page * self.page_bytes + head * self.head_bytes..];
