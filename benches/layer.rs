@@ -2,7 +2,9 @@
 //! chooses them for a device.
 
 use getp::backend::gpu::catalogue::{Elements, Op};
-use getp::backend::gpu::shapes::{GemmShape, MatrixForm, NormRouteLaunch, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::shapes::{
+    GemmShape, MatrixForm, Mlp1Launch, NormRouteLaunch, Numbers, Product, SortGatherLaunch,
+};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::weights::WeightFormat;
@@ -55,11 +57,10 @@ pub fn stores(target: &Target, qkv: &GemmShape) -> bool {
     target.gemm(qkv).expect("a kernel").launch.kernel.op == Op::QkvStore
 }
 
-/// Whether rows are copied to the slots of their experts.
-pub fn gathers(target: &Target, config: &ModelConfig, rows: usize) -> bool {
-    let mlp1 = shape(target, config, Product::Mlp1, rows);
-    let kernel = target.gemm(&mlp1).expect("a kernel").launch.kernel;
-    target.sort_mlp1(&mlp1, rows).is_none() && !target.family.indexes_rows(kernel)
+/// mlp1, and how it gets its rows.
+pub fn mlp1(target: &Target, config: &ModelConfig, rows: usize) -> Mlp1Launch {
+    let shape = shape(target, config, Product::Mlp1, rows);
+    target.mlp1(&shape, rows).expect("a kernel")
 }
 
 /// Norm and router in one kernel, where they are.
@@ -73,12 +74,11 @@ pub fn launches(target: &Target, config: &ModelConfig, rows: usize) -> usize {
     let qkv = shape(target, config, Product::Qkv, rows);
     let norm_route = norm_route(target, config, rows);
     let sends = norm_route.as_ref().is_some_and(|launch| launch.sends);
-    let mlp1 = shape(target, config, Product::Mlp1, rows);
-    let sort_and_gather = match target.sort_gather(rows, 1) {
-        _ if sends || target.sort_mlp1(&mlp1, rows).is_some() => 0,
-        _ if !gathers(target, config, rows) => 1,
-        SortGatherLaunch::Together(_) => 1,
-        SortGatherLaunch::Apart { .. } => 2,
+    let sort_and_gather = match (mlp1(target, config, rows), target.sort_gather(rows, 1)) {
+        _ if sends => 0,
+        (Mlp1Launch::Sorting(_), _) => 0,
+        (Mlp1Launch::Indexing(..), _) | (_, SortGatherLaunch::Together(_)) => 1,
+        (_, SortGatherLaunch::Apart { .. }) => 2,
     };
     let norm_attention_and_out = 3;
     let experts = 2;

@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 6019ce95450a6d2d) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint eaf3697c9d01f6cd) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -348,9 +348,10 @@ struct GemmArgs {
                                     // the lower half has the experts: a byte each, in order of their index, 255 where
                                     // there is no row. Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL:
                                     // `rows` and `offsets` tell.
-  const int* slot_rows;             // mlp1 of CDNA in `fast`: the row of each slot, which is there in `input`
-  const ExpertCut* cuts;            // mlp1 and mlp2 of CDNA in `fast`, in tiles of more than 16 rows: [groups], in the
-                                    // order in which blocks take them. NULL: their own order, and the fewest tiles.
+  const int* slot_rows;             // mlp1 of a family that indexes rows: the row of each slot, which is there in
+                                    // `input`
+  const ExpertCut* cuts;            // mlp1 and mlp2 of a family that cuts experts' rows: [groups], in the order in
+                                    // which blocks take them. NULL: their own order, and the fewest tiles.
 };
 
 // qkv_store: qkv and rope_store fused.

@@ -1,6 +1,6 @@
 //! Experts' tiles and their order, as `kernels/expert_cuts.h` makes them.
 
-use getp::backend::gpu::shapes::Cuts;
+use getp::backend::gpu::shapes::ExpertCuts;
 
 /// An expert with rows, and the tiles that these are cut into.
 #[derive(Clone, Copy)]
@@ -13,7 +13,7 @@ pub struct Cut {
 const STEP: usize = 16;
 
 /// Of experts with so many rows, in tiles of which each is `spans` blocks.
-pub fn cut(counts: &[usize], how: &Cuts, spans: usize) -> Vec<Cut> {
+pub fn cut(counts: &[usize], how: &ExpertCuts, spans: usize) -> Vec<Cut> {
     let steps = |group: usize| counts[group].div_ceil(STEP);
     let fewest = |group: usize| steps(group).div_ceil(how.tile_steps);
     let more = |group: usize| steps(group).min(fewest(group) + 1);

@@ -9,7 +9,7 @@ use getp::backend::gpu::args::{DIE_BLOCKS, PrefillTile};
 use getp::backend::gpu::attention_plan::plan_prefill;
 use getp::backend::gpu::catalogue::{Elements, Kernel, Op};
 use getp::backend::gpu::launch::Launch;
-use getp::backend::gpu::shapes::{GemmShape, Product};
+use getp::backend::gpu::shapes::{GemmShape, Mlp1Launch, Product};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,12 +104,10 @@ impl Model<'_> {
     /// `counts`: rows of each group (expert); `bucket`: the number of rows that the step's graph is captured for.
     pub fn product(&self, product: Product, bucket: usize, counts: &[usize]) -> Timed {
         let shape = layer::shape(&self.target, self.config, product, bucket);
-        let Launch { kernel, blocks, .. } = self.target.gemm(&shape).expect("a kernel").launch;
-        let sorts = match product {
-            Product::Mlp1 => self.sort_mlp1(bucket),
-            _ => None,
+        let Launch { kernel, blocks, .. } = match product {
+            Product::Mlp1 => layer::mlp1(&self.target, self.config, bucket).launch(),
+            _ => self.target.gemm(&shape).expect("a kernel").launch,
         };
-        let kernel = sorts.unwrap_or(kernel);
         let (name, waves) = (kernel.name(), kernel.threads / WAVE);
         let spans = shape.row_blocks.div_ceil(waves);
         let cuts = match self.target.cuts(kernel) {
@@ -197,12 +195,6 @@ impl Model<'_> {
         groups * weights + counts.iter().sum::<usize>() * (2 * columns + out)
     }
 
-    /// mlp1 of a step whose rows no other kernel sorts.
-    fn sort_mlp1(&self, bucket: usize) -> Option<&'static Kernel> {
-        let shape = layer::shape(&self.target, self.config, Product::Mlp1, bucket);
-        self.target.sort_mlp1(&shape, bucket).map(|launch| launch.kernel)
-    }
-
     /// Bytes that a row moves in a layer's other kernels.
     fn row_bytes(&self, bucket: usize) -> usize {
         let c = self.config;
@@ -221,9 +213,9 @@ impl Model<'_> {
             None => float + float,
         };
         let norm = float + half;
-        let gather = match layer::gathers(&self.target, c, bucket) {
-            true => half + routed,
-            false => 0,
+        let gather = match layer::mlp1(&self.target, c, bucket) {
+            Mlp1Launch::Gathered(_) => half + routed,
+            _ => 0,
         };
         norm_of_sum + rope_store + attention + norm + router_input + gather
     }

@@ -203,6 +203,7 @@ const TILES: &[Tile] = &[
     from(17, spread(tile(LAYERS, "SPREAD",    64, 2, &[2]))),
     from(65, spread(tile(STORE,  "SPREAD_STORE",  128, 4, &[2]))),
     from(65, spread(tile(LAYERS, "SPREAD",   128, 4, &[2]))),
+    // mlp1 that sorts the rows by expert.
    up_to(64, mxfp4(tile(SORT, "STREAMED_SORT", 16, 4, &[3]))),
    up_to(64, mxfp4_bf16(tile(SORT, "STREAMED_SORT", 16, 4, &[3]))),
    up_to(64, tile(SORT, "STREAMED_SORT", 16, 4, &[3])),

@@ -10,9 +10,9 @@ template <class Op> struct Indexed { enum : bool { IS = false }; };
 template <int FORMAT> struct Indexed<Mlp1<FORMAT, 1>> { enum : bool { IS = true }; };
 
 // Whether an operation's groups are experts, which sort may cut into tiles.
-template <class Op> struct Cut { enum : bool { MAY_BE = false }; };
-template <int FORMAT> struct Cut<Mlp1<FORMAT, 1>> { enum : bool { MAY_BE = true }; };
-template <> struct Cut<Mlp2<false>> { enum : bool { MAY_BE = true }; };
+template <class Op> struct ExpertsCut { enum : bool { MAY_BE = false }; };
+template <int FORMAT> struct ExpertsCut<Mlp1<FORMAT, 1>> { enum : bool { MAY_BE = true }; };
+template <> struct ExpertsCut<Mlp2<false>> { enum : bool { MAY_BE = true }; };
 
 // How an operation ends. MEETS: its waves exchange results through LDS.
 template <class Op> struct Finish {
@@ -61,7 +61,7 @@ template <class Op, class Weights, int WAVES, int MAX_S, int STEP, bool SPREADS 
 DEV void tiled_product(const GemmArgs& a, u32v4* shared) {
   let_successor_start();
   after_predecessor();
-  const Work work = SPREADS ? spread_work(a, WAVES) : find_work<MAX_S * TOKENS, Cut<Op>::MAY_BE>(a, WAVES);
+  const Work work = SPREADS ? spread_work(a, WAVES) : find_work<MAX_S * TOKENS, ExpertsCut<Op>::MAY_BE>(a, WAVES);
   if (work.group < 0) return;
   switch ((work.count + STEP * TOKENS - 1) / (STEP * TOKENS)) {
     case 1: if constexpr (STEP * 1 <= MAX_S) do_tile<Op, Weights, WAVES, STEP * 1>(a, work, shared); break;

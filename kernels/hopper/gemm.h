@@ -24,8 +24,8 @@
 //   One block per multiprocessor: `warpgroups` consumer warpgroups, and a producer whose threads issue bulk copies.
 //   A stage of the pipeline is a slab of 64 along K, or several: the tile's tokens (one contiguous run of rows of a
 //     slab of the tiled layout, which already has wgmma's swizzle) and the chunk's weight units (contiguous, too); of
-//     several slabs all tokens come first. All shared memory but Control is stages: DRAM's latency times its bandwidth
-//     is 33 KB per multiprocessor.
+//     several slabs all tokens come first. All shared memory but Control and an epilogue's is stages: DRAM's latency
+//     times its bandwidth is 33 KB per multiprocessor.
 //   Warpgroup w has the blocks w, w + warpgroups, .. of the chunk's blocks of 64 weight rows, over all of K, in
 //     registers; where tokens come first, all of the chunk's rows for its 64 tokens.
 //

@@ -16,7 +16,7 @@
 // Team    With the fewest rows latency is the limit, and there are fewer jobs than warps. A block then takes a job,
 //         whose units its warps share out; each brings its units' sums to shared memory, and all fold them, each warp
 //         its part of the dims. `team` has four warps; `pair` has two, as many as there are units in most windows, and
-//         three blocks fit on a multiprocessor.
+//         more blocks fit on a multiprocessor.
 // Early   Of a row's pages this step writes only the last one. The copies of the others do not wait for the
 //         predecessor.
 // Kernels  Each has a ring buffer (Config::Ring) and numbers of warps and stages of its own: see the families'

@@ -8,7 +8,7 @@ use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject};
 use getp::backend::gpu::family::{self, Family};
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::layout::TypedPtr;
-use getp::backend::gpu::shapes::{AttentionWork, MatrixForm, NormWork, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::shapes::{AttentionWork, MatrixForm, Mlp1Launch, NormWork, Numbers, Product, SortGatherLaunch};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::options::StepLimits;
@@ -198,14 +198,11 @@ fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Cho
                 assert!(is_plain || unembeds == (found.candidates > 0), "{shape:?}");
                 note(chosen, found.launch);
                 if product == Product::Mlp1 && !is_plain {
-                    let sorts = target.sort_mlp1(&shape, rows);
-                    assert!(
-                        sorts
-                            .is_none_or(|launch| !target.gathers(elements, terms, rows)
-                                && launch.kernel.tokens == kernel.tokens),
-                        "{shape:?}"
-                    );
-                    sorts.into_iter().for_each(|launch| note(chosen, launch));
+                    let mlp1 = target.mlp1(&shape, rows).unwrap();
+                    let gathered = matches!(mlp1, Mlp1Launch::Gathered(_));
+                    assert!(gathered || !target.gathers(elements, terms, rows), "{shape:?}");
+                    assert_eq!(mlp1.launch().kernel.tokens, kernel.tokens, "{shape:?}");
+                    note(chosen, mlp1.launch());
                 }
             }
         }

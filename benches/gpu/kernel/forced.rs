@@ -6,7 +6,7 @@ use getp::backend::gpu::catalogue::{self, Kernel, Op};
 use getp::backend::gpu::family::Family;
 use getp::backend::gpu::family::verdict::Verdict;
 use getp::backend::gpu::launch::Launch;
-use getp::backend::gpu::shapes::{Cuts, DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
+use getp::backend::gpu::shapes::{DecodeShape, ExpertCuts, GemmLaunch, GemmShape, NormRouteShape, Product};
 
 /// See the module.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ impl Family for Forced {
         self.family.indexes_rows(kernel)
     }
 
-    fn cuts(&self, kernel: &Kernel, multiprocessors: usize) -> Option<Cuts> {
+    fn cuts(&self, kernel: &Kernel, multiprocessors: usize) -> Option<ExpertCuts> {
         self.family.cuts(kernel, multiprocessors)
     }
 

@@ -58,12 +58,10 @@ impl Case<'_> {
 
     /// What is launched for a product, as `GpuOps` does it.
     pub fn product(&self, product: Product) -> Result<Launch> {
-        let (numbers, shape) = (&self.setup.numbers, self.shape(product));
-        let finds = product == Product::Mlp1 && !self.target.gathers(numbers.elements, numbers.terms, self.rows);
-        let sorting = finds.then(|| self.target.sort_mlp1(&shape, self.rows)).flatten();
-        match sorting {
-            Some(sorting) => Ok(sorting),
-            None => Ok(self.target.gemm(&shape)?.launch),
+        let shape = self.shape(product);
+        match product {
+            Product::Mlp1 => Ok(self.target.mlp1(&shape, self.rows)?.launch()),
+            _ => Ok(self.target.gemm(&shape)?.launch),
         }
     }
 

@@ -12,7 +12,7 @@ use getp::backend::gpu::context::Context;
 use getp::backend::gpu::kv::KvCache;
 use getp::backend::gpu::memory::DeviceBuffer;
 use getp::backend::gpu::open::inspect::open_cut;
-use getp::backend::gpu::ops::{Buffer, GpuOps, Queries, Residual, ResidualMemory, Routed, Settled};
+use getp::backend::gpu::ops::{Buffer, Gated, GpuOps, Queries, Residual, ResidualMemory, Routed, Settled};
 use getp::backend::gpu::profile::Timeline;
 use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::weights::{GpuWeights, Matrix, Vector};
@@ -658,7 +658,7 @@ impl Step<'_> {
         let sent = self.ops.sent(&routed.memory().routes, rows)?;
         let (t, units) = (
             self.ops.read(t, rows, hidden)?,
-            self.ops.read(h, slots(&sent.slots), inner)?,
+            self.ops.read(h.memory(), slots(&sent.slots), inner)?,
         );
         for row in check.rows.clone() {
             for pick in row * k..(row + 1) * k {
@@ -673,7 +673,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    fn mlp2(&mut self, h: &Buffer, mut x: Routed<'_>, w: &LayerWeights<Matrix, Vector>) -> Result<()> {
+    fn mlp2(&mut self, h: Gated<'_>, mut x: Routed<'_>, w: &LayerWeights<Matrix, Vector>) -> Result<()> {
         let c = &self.subject.config;
         let (rows, hidden, inner, k) = (self.rows(), c.hidden_dim, c.intermediate_dim, c.experts_per_token);
         let layer = self.subject.layer();
@@ -688,7 +688,7 @@ impl Step<'_> {
             return Ok(());
         };
         let slots = slots(&sent.slots);
-        let units = self.ops.read(h, slots, inner)?;
+        let units = self.ops.read(h.memory(), slots, inner)?;
         let y = self.ops.expert_outputs(&x.memory().routes, slots)?;
         for row in check.rows.clone() {
             for pick in row * k..(row + 1) * k {

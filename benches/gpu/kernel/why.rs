@@ -6,6 +6,7 @@ use super::operation::{Setup, Work, is_plain};
 use getp::backend::gpu::catalogue::{Card, Kernel, Op};
 use getp::backend::gpu::discover;
 use getp::backend::gpu::family::{self, verdict::HOLDS_FEWER, verdict::Verdict};
+use getp::backend::gpu::stage::bucket;
 use getp::backend::gpu::target::Target;
 use getp::options::{Options, Precision};
 
@@ -34,16 +35,18 @@ pub fn run(args: &super::super::Args, part: &super::Args, options: &Options) -> 
             for (operation, setup) in found {
                 known = true;
                 for &rows in &part.rows {
+                    // A step has a graph for the least of some numbers of rows that it does not exceed.
+                    let bucket = bucket(rows, usize::MAX);
                     let case = Case {
                         target: &target,
                         config: &args.config(),
                         operation,
                         setup,
                         windowed: part.windowed,
-                        rows,
+                        rows: bucket,
                     };
                     println!(
-                        "{} of {rows} rows; {}; {}, {device} ({} multiprocessors)",
+                        "{} of {rows} rows, as of {bucket}; {}; {}, {device} ({} multiprocessors)",
                         operation.name(),
                         args.shape,
                         family.name,

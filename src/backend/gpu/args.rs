@@ -482,10 +482,10 @@ shared! {
             /// index, 255 where there is no row. Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL: `rows` and
             /// `offsets` tell.
             picks: *const u64,
-            /// mlp1 of CDNA in `fast`: the row of each slot, which is there in `input`
+            /// mlp1 of a family that indexes rows: the row of each slot, which is there in `input`
             slot_rows: *const i32,
-            /// mlp1 and mlp2 of CDNA in `fast`, in tiles of more than 16 rows: `[groups]`, in the order in which blocks
-            /// take them. NULL: their own order, and the fewest tiles.
+            /// mlp1 and mlp2 of a family that cuts experts' rows: `[groups]`, in the order in which blocks take them.
+            /// NULL: their own order, and the fewest tiles.
             cuts: *const ExpertCut,
         }
 

@@ -9,8 +9,8 @@ use super::catalogue::{Elements, Kernel, Op, PackedFormat};
 use super::family::verdict::{HOLDS_FEWER, Verdict, cheapest};
 use super::launch::Launch;
 use super::shapes::{
-    AttentionWork, Cuts, DecodeShape, GemmLaunch, GemmShape, MatrixForm, NormRouteLaunch, NormRouteShape, NormWork,
-    Numbers, Product, SortGatherLaunch,
+    AttentionWork, DecodeShape, ExpertCuts, GemmLaunch, GemmShape, MatrixForm, Mlp1Launch, NormRouteLaunch,
+    NormRouteShape, NormWork, Numbers, Product, SortGatherLaunch,
 };
 use super::target::Target;
 use crate::batch::{StepPlan, Want};
@@ -230,7 +230,7 @@ impl Target {
     }
 
     /// How blocks of this kernel take experts' tiles, if sort cuts these.
-    pub fn cuts(&self, kernel: &Kernel) -> Option<Cuts> {
+    pub fn cuts(&self, kernel: &Kernel) -> Option<ExpertCuts> {
         self.family.cuts(kernel, self.multiprocessors)
     }
 
@@ -243,14 +243,21 @@ impl Target {
         !finds && !of_terms.any(|kernel| self.family.indexes_rows(kernel))
     }
 
-    /// mlp1 that does, in a step of so many rows: with the weights and the tile of the kernel that [`Self::gemm`]
-    /// gives.
-    pub fn sort_mlp1(&self, shape: &GemmShape, rows: usize) -> Option<Launch> {
-        let sorted = self.gemm(shape).ok()?.launch.kernel;
-        let alike = |kernel: &&Kernel| kernel.weights == sorted.weights && kernel.tokens == sorted.tokens;
-        let kernel = self.finding(shape.elements, shape.terms, rows).find(alike)?;
-        let spans = (shape.row_blocks * self.family.block_rows()).div_ceil(kernel.cut.rows);
-        Some(Launch::new(kernel, 1 + shape.rows.min(shape.groups) * spans))
+    /// mlp1 of a step of so many rows that are not at their slots yet. Where a kernel sorts, it is one with the weights
+    /// and the tile of that which [`Self::gemm`] gives.
+    pub fn mlp1(&self, shape: &GemmShape, rows: usize) -> Result<Mlp1Launch> {
+        let launch = self.gemm(shape)?.launch;
+        let chosen = launch.kernel;
+        let alike = |kernel: &&Kernel| kernel.weights == chosen.weights && kernel.tokens == chosen.tokens;
+        if let Some(kernel) = self.finding(shape.elements, shape.terms, rows).find(alike) {
+            let spans = (shape.row_blocks * self.family.block_rows()).div_ceil(kernel.cut.rows);
+            let blocks = 1 + shape.rows.min(shape.groups) * spans;
+            return Ok(Mlp1Launch::Sorting(Launch::new(kernel, blocks)));
+        }
+        Ok(match self.family.indexes_rows(chosen) {
+            true => Mlp1Launch::Indexing(launch, self.cuts(chosen)),
+            false => Mlp1Launch::Gathered(launch),
+        })
     }
 
     fn finding(&self, elements: Elements, terms: usize, rows: usize) -> impl Iterator<Item = &'static Kernel> {

@@ -15,7 +15,7 @@ mod values;
 pub use arguments::Sizes;
 pub use queue::Queue;
 pub use values::{
-    Buffer, Projected, Queries, Residual, ResidualMemory, Routed, Routes, SLACK_ROWS, Settled, slots, y_elements,
+    Buffer, Gated, Projected, Queries, Residual, ResidualMemory, Routed, Routes, SLACK_ROWS, Settled, slots, y_elements,
 };
 
 use super::args::{
@@ -27,7 +27,8 @@ use super::kv::KvCache;
 use super::layout::TypedPtr;
 use super::logits::LogitsAt;
 use super::shapes::{
-    AttentionWork, GemmLaunch, GemmShape, MatrixForm, NormWork, Numbers, Product, SortGatherLaunch, StepShape,
+    AttentionWork, ExpertCuts, GemmLaunch, GemmShape, MatrixForm, Mlp1Launch, NormWork, Numbers, Product,
+    SortGatherLaunch, StepShape,
 };
 use super::target::Target;
 use super::weights::{Matrix, Vector};
@@ -221,6 +222,33 @@ impl GpuOps {
             }
         }
     }
+
+    /// Gives each row's experts their slots and each slot its row, and cuts the experts' rows into tiles for `mlp1` and
+    /// for mlp2 with these weights.
+    fn sort_with_index(
+        &mut self,
+        mlp1: &GemmShape,
+        w: &Matrix,
+        cuts: Option<ExpertCuts>,
+        routes: &Routes,
+    ) -> Result<()> {
+        let mut sort = SortArgs {
+            slot_rows: routes.slot_rows.values(),
+            ..self.args.sort(routes)
+        };
+        if let Some(cuts) = cuts {
+            let mlp2 = self.gemm_shape(Product::Mlp2, w.form);
+            sort.mlp1_cuts = routes.mlp1_cuts.values();
+            sort.mlp2_cuts = routes.mlp2_cuts.values();
+            sort.mlp1_spans = cuts.spans(mlp1) as i32;
+            sort.mlp2_spans = cuts.spans(&mlp2) as i32;
+            sort.tile_steps = cuts.tile_steps as i32;
+            sort.places = cuts.places as i32;
+        }
+        let launch = self.target.sort(self.shape.rows);
+        let cost = self.costs().sort();
+        self.queue.operation(Operation::Sort, cost, launch, &sort)
+    }
 }
 
 impl Ops for GpuOps {
@@ -237,7 +265,7 @@ impl Ops for GpuOps {
     type Projected<'m> = Projected<'m>;
     type Queries<'m> = Queries<'m>;
     type Attended<'m> = &'m Buffer;
-    type Gated<'m> = &'m Buffer;
+    type Gated<'m> = Gated<'m>;
     type LogitsRows<'m> = &'m Buffer;
 
     fn embed<'x>(&mut self, plan: &StepPlan, table: &Matrix, x: &'x mut ResidualMemory) -> Result<Residual<'x>> {
@@ -413,10 +441,10 @@ impl Ops for GpuOps {
         Ok(Routed { memory, sent })
     }
 
-    fn mlp1<'m>(&mut self, x: &Routed<'_>, w: &Matrix, bias: &Vector, h: &'m mut Buffer) -> Result<&'m Buffer> {
+    fn mlp1<'m>(&mut self, x: &Routed<'_>, w: &Matrix, bias: &Vector, h: &'m mut Buffer) -> Result<Gated<'m>> {
         let routes = &x.memory.routes;
-        routes.cut.set(false);
-        let chosen = self.choose(Product::Mlp1, w)?;
+        let shape = self.gemm_shape(Product::Mlp1, w.form);
+        let chosen = self.target.gemm(&shape)?;
         let cost = self.costs().product(Product::Mlp1, w, &chosen);
         let mut args = GemmArgs {
             bias: bias.values(),
@@ -426,6 +454,7 @@ impl Ops for GpuOps {
             tiled_rows: h.rows as i32,
             ..self.args.product(w, &routes.gathered, routes.counts.values())
         };
+        let mut cuts = None;
         match x.sent {
             Sending::Told(row) if chosen.launch.kernel.op == Op::Mlp1 => {
                 args.input = row.terms;
@@ -433,64 +462,54 @@ impl Ops for GpuOps {
                 args.picks = routes.picks.values();
             }
             Sending::Outstanding(rows) => {
-                let shape = self.gemm_shape(Product::Mlp1, w.form);
-                if let Some(launch) = self.target.sort_mlp1(&shape, self.shape.rows) {
+                let launch = self.target.mlp1(&shape, self.shape.rows)?;
+                if !matches!(launch, Mlp1Launch::Gathered(_)) {
                     args.input = rows.terms;
                     args.in_term = rows.term;
                     args.in_rows = rows.buffer_rows;
-                    let args = SortMlp1Args {
-                        product: args,
-                        sort: self.args.sort(routes),
-                        most_rows: self.shape.rows as i32,
-                        reserved: 0,
-                    };
-                    self.queue.operation(Operation::Mlp1, cost, launch, &args)?;
-                    return Ok(h);
                 }
-                if self.target.family.indexes_rows(chosen.launch.kernel) {
-                    let mut sort = SortArgs {
-                        slot_rows: routes.slot_rows.values(),
-                        ..self.args.sort(routes)
-                    };
-                    if let Some(cuts) = self.target.cuts(chosen.launch.kernel) {
-                        let mlp2 = self.gemm_shape(Product::Mlp2, w.form);
-                        sort.mlp1_cuts = routes.mlp1_cuts.values();
-                        sort.mlp2_cuts = routes.mlp2_cuts.values();
-                        sort.mlp1_spans = cuts.spans(&shape) as i32;
-                        sort.mlp2_spans = cuts.spans(&mlp2) as i32;
-                        sort.tile_steps = cuts.tile_steps as i32;
-                        sort.places = cuts.places as i32;
-                        args.cuts = routes.mlp1_cuts.values();
-                        routes.cut.set(true);
+                match launch {
+                    Mlp1Launch::Sorting(launch) => {
+                        let args = SortMlp1Args {
+                            product: args,
+                            sort: self.args.sort(routes),
+                            most_rows: self.shape.rows as i32,
+                            reserved: 0,
+                        };
+                        self.queue.operation(Operation::Mlp1, cost, launch, &args)?;
+                        return Ok(Gated { h, cuts });
                     }
-                    let launch = self.target.sort(self.shape.rows);
-                    let cost = self.costs().sort();
-                    self.queue.operation(Operation::Sort, cost, launch, &sort)?;
-                    args.input = rows.terms;
-                    args.in_term = rows.term;
-                    args.in_rows = rows.buffer_rows;
-                    args.slot_rows = routes.slot_rows.values();
-                } else {
-                    self.sort_and_gather(rows, routes)?;
+                    Mlp1Launch::Indexing(_, how) => {
+                        cuts = how;
+                        self.sort_with_index(&shape, w, cuts, routes)?;
+                        args.slot_rows = routes.slot_rows.values();
+                        args.cuts = routes.mlp1_cuts.values().only_if(cuts.is_some());
+                    }
+                    Mlp1Launch::Gathered(_) => self.sort_and_gather(rows, routes)?,
                 }
             }
             Sending::Gathered | Sending::Told(_) => {}
         }
         self.queue.operation(Operation::Mlp1, cost, chosen.launch, &args)?;
-        Ok(h)
+        Ok(Gated { h, cuts })
     }
 
-    fn mlp2<'x>(&mut self, h: &Buffer, x: Self::Routed<'x, '_>, w: &Matrix, bias: &Vector) -> Result<Residual<'x>> {
+    fn mlp2<'x>(&mut self, h: Gated<'_>, x: Self::Routed<'x, '_>, w: &Matrix, bias: &Vector) -> Result<Residual<'x>> {
         let routes = &x.memory.routes;
+        let chosen = self.choose(Product::Mlp2, w)?;
+        let cost = self.costs().product(Product::Mlp2, w, &chosen);
+        // Cuts are for tiles of mlp1's height; a kernel with others cuts the rows itself.
+        let own = self.target.cuts(chosen.launch.kernel).map(|own| own.tile_steps);
+        let is_cut = h.cuts.is_some_and(|cuts| own == Some(cuts.tile_steps));
         let args = GemmArgs {
             bias: bias.values(),
             offsets: routes.offsets.values(),
             y: routes.y.values().void(),
             picks: routes.picks.values().only_if(matches!(x.sent, Sending::Told(_))),
-            cuts: routes.mlp2_cuts.values().only_if(routes.cut.get()),
-            ..self.args.product(w, h, routes.counts.values())
+            cuts: routes.mlp2_cuts.values().only_if(is_cut),
+            ..self.args.product(w, h.h, routes.counts.values())
         };
-        self.multiply(Operation::Mlp2, Product::Mlp2, w, &args)?;
+        self.queue.operation(Operation::Mlp2, cost, chosen.launch, &args)?;
         Ok(Residual {
             memory: x.memory,
             outstanding: true,

@@ -37,7 +37,7 @@ impl Numbers {
 
 /// How blocks take experts' tiles.
 #[derive(Clone, Copy, Debug)]
-pub struct Cuts {
+pub struct ExpertCuts {
     /// The most steps of 16 rows of a tile.
     pub tile_steps: usize,
     /// Blocks that the device works on at once.
@@ -46,7 +46,7 @@ pub struct Cuts {
     pub block_rows: usize,
 }
 
-impl Cuts {
+impl ExpertCuts {
     /// Blocks of a tile.
     pub fn spans(&self, shape: &GemmShape) -> usize {
         shape.row_blocks.div_ceil(self.block_rows)
@@ -235,6 +235,26 @@ pub enum SortGatherLaunch {
         /// Copies the rows.
         gather: Launch,
     },
+}
+
+/// mlp1, by how it gets the step's rows.
+#[derive(Clone, Copy, Debug)]
+pub enum Mlp1Launch {
+    /// Its blocks sort the rows by expert themselves.
+    Sorting(Launch),
+    /// Reads them by an index that sort makes, which may also cut experts' rows into tiles.
+    Indexing(Launch, Option<ExpertCuts>),
+    /// Reads copies at their slots.
+    Gathered(Launch),
+}
+
+impl Mlp1Launch {
+    /// The kernel and its blocks.
+    pub fn launch(self) -> Launch {
+        match self {
+            Self::Sorting(launch) | Self::Indexing(launch, _) | Self::Gathered(launch) => launch,
+        }
+    }
 }
 
 /// A packed matrix of the target.

@@ -318,18 +318,18 @@ impl Step<'_> {
 
         self.ops.spoil(&mut self.scratch.h).unwrap();
         let (mlp1, bias) = (&device.mlp1, &device.mlp1_bias);
-        self.ops.mlp1(&routed, mlp1, bias, &mut self.scratch.h).unwrap();
+        let gated = self.ops.mlp1(&routed, mlp1, bias, &mut self.scratch.h).unwrap();
         // Few rows may be sorted by mlp1, and are gathered by none then.
         let picked = sent;
         let sent = self.ops.sent(&routed.memory().routes, rows).unwrap();
         assert!(sent.experts == picked.experts && sent.shares == picked.shares);
-        self.sorted(&sent);
         let slots = sent.slots.iter().max().map_or(0, |&slot| slot as usize + 1);
         let gathered = self.ops.gathered(&routed.memory().routes, slots).unwrap();
         let gathers = gathered.iter().any(|value| !value.is_nan());
-        let units = self.ops.read(&self.scratch.h, slots, inner).unwrap();
+        let units = self.ops.read(gated.memory(), slots, inner).unwrap();
         let (mlp2, bias) = (&device.mlp2, &device.mlp2_bias);
-        let mut x = self.ops.mlp2(&self.scratch.h, routed, mlp2, bias).unwrap();
+        let mut x = self.ops.mlp2(gated, routed, mlp2, bias).unwrap();
+        self.sorted(&sent);
         let y = self.ops.expert_outputs(&x.memory().routes, slots).unwrap();
 
         for (pick, (&expert, &slot)) in sent.experts.iter().zip(&sent.slots).enumerate() {

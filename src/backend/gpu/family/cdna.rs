@@ -16,7 +16,7 @@
 use super::{Family, block_a_row, blocks_of_tiles, most_tiles, spans};
 use crate::backend::gpu::catalogue::{self, Kernel, Op};
 use crate::backend::gpu::launch::Launch;
-use crate::backend::gpu::shapes::{Cuts, GemmLaunch, GemmShape, NormRouteShape};
+use crate::backend::gpu::shapes::{ExpertCuts, GemmLaunch, GemmShape, NormRouteShape};
 
 /// See the module.
 #[derive(Debug)]
@@ -66,10 +66,10 @@ impl Family for Cdna {
     }
 
     /// In `fast`, where tokens are in LDS.
-    fn cuts(&self, kernel: &Kernel, multiprocessors: usize) -> Option<Cuts> {
+    fn cuts(&self, kernel: &Kernel, multiprocessors: usize) -> Option<ExpertCuts> {
         let waves = kernel.threads / WAVE;
         let takes = matches!(kernel.op, Op::Mlp1 | Op::Mlp2) && kernel.terms == 1 && kernel.tokens > STEP;
-        takes.then(|| Cuts {
+        takes.then(|| ExpertCuts {
             tile_steps: kernel.tokens / STEP,
             places: multiprocessors * WAVES_AT_ONCE / waves,
             block_rows: waves,
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::backend::gpu::args::WIRE_ROWS;
     use crate::backend::gpu::catalogue::{Elements, PackedFormat};
-    use crate::backend::gpu::shapes::{MatrixForm, PackedShape, Product};
+    use crate::backend::gpu::shapes::{MatrixForm, Mlp1Launch, PackedShape, Product};
     use crate::backend::gpu::target::Target;
 
     const TARGET: Target = Target {
@@ -195,7 +195,10 @@ mod tests {
                 groups,
                 ..shape_20b(Product::Mlp1, rows, terms)
             };
-            TARGET.sort_mlp1(&shape, rows).map(|launch| launch.blocks)
+            match TARGET.mlp1(&shape, rows).unwrap() {
+                Mlp1Launch::Sorting(launch) => Some(launch.blocks),
+                _ => None,
+            }
         };
         for (rows, places) in [(1, 4), (2, 8), (7, 28), (8, 32), (9, 32), (64, 32)] {
             assert_eq!(sorts(rows, 1, 32), Some(1 + 45 * places), "{rows} rows");

@@ -1,7 +1,7 @@
 //! Hopper (`kernels/hopper`): which kernel a product gets, and how it is launched.
 //!
-//! Every kernel is persistent: one block a multiprocessor (fewer for attn_out of few rows) with all of its shared
-//! memory, whose parts of the work follow from the rows' counts on the device. Which tile a product gets is in
+//! Every kernel is persistent: one block a multiprocessor (fewer for attn_out of few rows) with nearly all of its
+//! shared memory, whose parts of the work follow from the rows' counts on the device. Which tile a product gets is in
 //! `tiles.rs`.
 
 mod clusters;

@@ -11,7 +11,7 @@ pub mod verdict;
 use super::args::WIRE_ROWS;
 use super::catalogue::{self, Kernel, Op, Workers};
 use super::launch::Launch;
-use super::shapes::{Cuts, DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
+use super::shapes::{DecodeShape, ExpertCuts, GemmLaunch, GemmShape, NormRouteShape, Product};
 use std::fmt::Debug;
 use verdict::Verdict;
 
@@ -87,7 +87,7 @@ pub trait Family: Debug + Sync {
 
     /// How blocks of this kernel take experts' tiles, if they take them as an [`ExpertCut`](super::args::ExpertCut)
     /// says.
-    fn cuts(&self, _kernel: &Kernel, _multiprocessors: usize) -> Option<Cuts> {
+    fn cuts(&self, _kernel: &Kernel, _multiprocessors: usize) -> Option<ExpertCuts> {
         None
     }
 

@@ -7,11 +7,10 @@ use crate::backend::gpu::driver::DevicePtr;
 use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::layout::TypedPtr;
 use crate::backend::gpu::memory::{DeviceBuffer, Stream, to_host};
-use crate::backend::gpu::shapes::Numbers;
+use crate::backend::gpu::shapes::{ExpertCuts, Numbers};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::profile::Cost;
-use std::cell::Cell;
 use std::ffi::c_void;
 
 /// Rows that a product may read behind a buffer's last one: its largest tile.
@@ -179,6 +178,21 @@ pub struct Queries<'m> {
     pub(super) _qkv: &'m Buffer,
 }
 
+/// The gated units inside the experts.
+#[derive(Clone, Copy)]
+pub struct Gated<'m> {
+    pub(super) h: &'m Buffer,
+    /// How sort has cut the experts' rows into tiles, if it has.
+    pub(super) cuts: Option<ExpertCuts>,
+}
+
+impl Gated<'_> {
+    /// Their memory.
+    pub fn memory(&self) -> &Buffer {
+        self.h
+    }
+}
+
 /// Where each row's experts are computed.
 pub struct Routes {
     /// `[rows, K]`, in order of the expert's index.
@@ -198,8 +212,6 @@ pub struct Routes {
     /// `[E]` of mlp1 and of mlp2, where these take experts so.
     pub(super) mlp1_cuts: DeviceBuffer<ExpertCut>,
     pub(super) mlp2_cuts: DeviceBuffer<ExpertCut>,
-    /// Whether the sort that was queued last makes them.
-    pub(super) cut: Cell<bool>,
     /// The experts' inputs by slot.
     pub(super) gathered: Buffer,
     /// Their outputs by slot `[slots, H]`.
@@ -222,7 +234,6 @@ impl Routes {
             slot_rows: DeviceBuffer::zeroed(stream, slots)?,
             mlp1_cuts: DeviceBuffer::zeroed(stream, e)?,
             mlp2_cuts: DeviceBuffer::zeroed(stream, e)?,
-            cut: Cell::new(false),
             gathered: Buffer::tiled(context, slots, config.hidden_dim, numbers.terms)?,
             y: DeviceBuffer::zeroed(stream, slots * config.hidden_dim * y_elements(numbers).bytes())?,
         })
