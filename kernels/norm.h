@@ -12,6 +12,8 @@
 enum { NORM_WAVES = NORM_THREADS / WAVE, NORM_PIECES = NORM_MOST_HIDDEN / (NORM_THREADS * 8) };
 static_assert(NORM_PIECES * NORM_THREADS * 8 == NORM_MOST_HIDDEN, "a thread's pieces are whole");
 
+DEV f32x4 four_of(const float* v) { return f32x4{v[0], v[1], v[2], v[3]}; }
+
 // The block's row, or -1 beyond the step's rows. It is known before the predecessor has ended; meanwhile the norm's
 // weights are prefetched, since the layers' other weights have evicted them from L2 since the last step.
 DEV int prepare_norm(const NormArgs& a) {

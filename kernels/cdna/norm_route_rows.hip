@@ -46,10 +46,8 @@ DEV void keep_normed(const NormArgs& a, int first, int rows, float* scratch, Pie
     const float scale = inverse_root(squares, a.hidden);
     float t[8];
     UNROLL for (int j = 0; j < 8; j++) t[j] = exists ? w[j] * (scale * x[r][j]) : 0.f;
-    UNROLL for (int half = 0; half < 2; half++) {
-      const float* v = t + 4 * half;
-      step[(r * 2 + half) * WAVE + lane] = __builtin_bit_cast(Piece, f32x4{v[0], v[1], v[2], v[3]});
-    }
+    UNROLL for (int half = 0; half < 2; half++)
+      step[(r * 2 + half) * WAVE + lane] = __builtin_bit_cast(Piece, four_of(t + 4 * half));
     if (r >= rows || k >= (a.hidden + SLAB - 1) / SLAB * SLAB) continue;
     u16* at = a.t + tiled_index(first + r, k, a.t_rows);
     if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, 1, t);

@@ -26,7 +26,6 @@ DEV int lane_here() {
   return lane;
 }
 
-DEV f32x4 four_of(const float* v) { return f32x4{v[0], v[1], v[2], v[3]}; }
 // Prefetches so many bytes, a multiple of 16, into the L2.
 DEV void prefetch_l2(const void* p, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");

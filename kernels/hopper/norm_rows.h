@@ -15,8 +15,6 @@ enum : int {
   ROW_EXPERTS = 4,
 };
 
-DEV f32x4 four_of(const float* v) { return f32x4{v[0], v[1], v[2], v[3]}; }
-
 // A row in shared memory, the experts' outputs, and the mbarrier that their copies report to.
 struct RowInShared {
   f32x4* x;
