@@ -294,7 +294,7 @@ use Read::{Again, Once};
 #[derive(Clone, Copy)]
 enum Loop {
     /// Each warp multiplies by itself (by_warps.h). `slabs`: in a stage, two or four.
-    ByWarps {
+    OfWarps {
         widths: &'static [usize],
         blocks: usize,
         slabs: usize,
@@ -313,7 +313,7 @@ enum Loop {
     /// Activations of several terms (exact_loop.h).
     OfTerms { widths: &'static [usize], blocks: usize },
 }
-use Loop::{ByWarps, OfCodes, OfTerms, OfW16};
+use Loop::{OfCodes, OfTerms, OfW16, OfWarps};
 
 /// See [`OfCodes`].
 const fn codes(widths: &'static [usize], blocks: usize, k16s: usize, in_flight: usize, read: Read) -> Loop {
@@ -343,7 +343,7 @@ const fn tile(
 ) -> Tile {
     let words = Parameters::words(&[("WAY", way.word()), ("EPILOGUE", epilogue.word())]);
     let (maker, widths, blocks, own) = match by {
-        ByWarps { widths, blocks, slabs } => ("PRODUCT_BY_WARPS", widths, blocks, Parameters::of(&[("SLABS", slabs)])),
+        OfWarps { widths, blocks, slabs } => ("PRODUCT_BY_WARPS", widths, blocks, Parameters::of(&[("SLABS", slabs)])),
         OfW16 { widths, blocks } => ("PRODUCT_OF_W16", widths, blocks, Parameters::of(&[])),
         OfCodes {
             widths,
@@ -510,10 +510,10 @@ const TILES: &[Tile] = &[
     // qkv and attn_out. With few rows each multiprocessor has about three units of weights (48 rows): one warpgroup is
     // enough, and nearly all of shared memory is copies in flight. Up to 32 rows each warp multiplies by itself.
     // Up to 8 rows qkv rotates and stores; with 32 that gains nothing.
-    single(STORE, FAST_F16, 8, 1, (Turns, ByWarps { widths: &[8], blocks: 1, slabs: 4 }, Early)),
-    single(QKV, FAST_F16, 8, 1, (Turns, ByWarps { widths: &[8], blocks: 1, slabs: 4 }, Early)),
-    fewest_blocks(single(ATTN_OUT, FAST_F16, 8, 1, (Turns, ByWarps { widths: &[8], blocks: 1, slabs: 4 }, Early))),
-    single(LAYERS, FAST_F16, 32, 1, (Turns, ByWarps { widths: &[32], blocks: 1, slabs: 4 }, Early)),
+    single(STORE, FAST_F16, 8, 1, (Turns, OfWarps { widths: &[8], blocks: 1, slabs: 4 }, Early)),
+    single(QKV, FAST_F16, 8, 1, (Turns, OfWarps { widths: &[8], blocks: 1, slabs: 4 }, Early)),
+    fewest_blocks(single(ATTN_OUT, FAST_F16, 8, 1, (Turns, OfWarps { widths: &[8], blocks: 1, slabs: 4 }, Early))),
+    single(LAYERS, FAST_F16, 32, 1, (Turns, OfWarps { widths: &[32], blocks: 1, slabs: 4 }, Early)),
     single(LAYERS, FAST_F16, 64, 1, (Turns, OfW16 { widths: &[64], blocks: 1 }, Own)),
     // From 65 rows on a multiprocessor's two to five units would leave much of wgmma's 64 rows empty, so tokens are
     // these rows: 128 of them for one token tile or, up to 256 rows, two. Attention has all registers: attn_out, which
@@ -548,8 +548,8 @@ const TILES: &[Tile] = &[
     // fewer of them idle than those of three and of two, and fetch fewer tokens. Their registers hold four widths: 72
     // is the half of an expert just too large for one tile, and 40 is for small ones, of which there are many where
     // others are large.
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 8, 3, (Turns, ByWarps { widths: &[8], blocks: 2, slabs: 4 }, Own)),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 16, 3, (Turns, ByWarps { widths: &[8, 16], blocks: 3, slabs: 2 }, Own)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 8, 3, (Turns, OfWarps { widths: &[8], blocks: 2, slabs: 4 }, Own)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 16, 3, (Turns, OfWarps { widths: &[8, 16], blocks: 3, slabs: 2 }, Own)),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 32, 3, (HandedByLanes, codes(&[32], 3, 2, 1, Once), Shared)),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 56, 3, (HandedByLanes, codes(TO_56, 3, 2, 1, Once), Shared)),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 64, 3, (HandedByLanes, codes(&[64], 2, 2, 2, Once), Shared)),
