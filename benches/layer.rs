@@ -60,7 +60,7 @@ pub fn stores(target: &Target, qkv: &GemmShape) -> bool {
 /// mlp1, and how it gets its rows.
 pub fn mlp1(target: &Target, config: &ModelConfig, rows: usize) -> Mlp1Launch {
     let shape = shape(target, config, Product::Mlp1, rows);
-    target.mlp1(&shape, rows).expect("a kernel")
+    target.mlp1(&shape, rows, target.gemm(&shape).expect("a kernel").launch)
 }
 
 /// Norm and router in one kernel, where they are.

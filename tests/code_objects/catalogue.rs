@@ -198,7 +198,7 @@ fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Cho
                 assert!(is_plain || unembeds == (found.candidates > 0), "{shape:?}");
                 note(chosen, found.launch);
                 if product == Product::Mlp1 && !is_plain {
-                    let mlp1 = target.mlp1(&shape, rows).unwrap();
+                    let mlp1 = target.mlp1(&shape, rows, found.launch);
                     let gathered = matches!(mlp1, Mlp1Launch::Gathered(_));
                     assert!(gathered || !target.gathers(elements, terms, rows), "{shape:?}");
                     assert_eq!(mlp1.launch().kernel.tokens, kernel.tokens, "{shape:?}");

@@ -59,10 +59,11 @@ impl Case<'_> {
     /// What is launched for a product, as `GpuOps` does it.
     pub fn product(&self, product: Product) -> Result<Launch> {
         let shape = self.shape(product);
-        match product {
-            Product::Mlp1 => Ok(self.target.mlp1(&shape, self.rows)?.launch()),
-            _ => Ok(self.target.gemm(&shape)?.launch),
-        }
+        let chosen = self.target.gemm(&shape)?.launch;
+        Ok(match product {
+            Product::Mlp1 => self.target.mlp1(&shape, self.rows, chosen).launch(),
+            _ => chosen,
+        })
     }
 
     /// What is launched for the operation; of the unembedding, for what this kernel's kind gives.

@@ -6,6 +6,7 @@
 
 use super::args::{PackArgs, WIRE_ROWS};
 use super::catalogue::{Elements, Kernel, Op, PackedFormat};
+use super::family::spans;
 use super::family::verdict::{HOLDS_FEWER, Verdict, cheapest};
 use super::launch::Launch;
 use super::shapes::{
@@ -243,21 +244,24 @@ impl Target {
         !finds && !of_terms.any(|kernel| self.family.indexes_rows(kernel))
     }
 
-    /// mlp1 of a step of so many rows that are not at their slots yet. Where a kernel sorts, it is one with the weights
-    /// and the tile of that which [`Self::gemm`] gives.
-    pub fn mlp1(&self, shape: &GemmShape, rows: usize) -> Result<Mlp1Launch> {
-        let launch = self.gemm(shape)?.launch;
-        let chosen = launch.kernel;
-        let alike = |kernel: &&Kernel| kernel.weights == chosen.weights && kernel.tokens == chosen.tokens;
-        if let Some(kernel) = self.finding(shape.elements, shape.terms, rows).find(alike) {
-            let spans = (shape.row_blocks * self.family.block_rows()).div_ceil(kernel.cut.rows);
-            let blocks = 1 + shape.rows.min(shape.groups) * spans;
-            return Ok(Mlp1Launch::Sorting(Launch::new(kernel, blocks)));
+    /// mlp1 of a step of so many rows that are not at their slots yet, for which [`Self::gemm`] has `chosen` a kernel.
+    /// One that sorts has its weights and its tile.
+    pub fn mlp1(&self, shape: &GemmShape, rows: usize, chosen: Launch) -> Mlp1Launch {
+        let Launch { kernel, .. } = chosen;
+        let alike = |sorting: &&Kernel| sorting.weights == kernel.weights && sorting.tokens == kernel.tokens;
+        if let Some(sorting) = self.finding(shape.elements, shape.terms, rows).find(alike) {
+            let blocks = 1 + shape.rows.min(shape.groups) * self.spans(shape, sorting);
+            return Mlp1Launch::Sorting(Launch::new(sorting, blocks));
         }
-        Ok(match self.family.indexes_rows(chosen) {
-            true => Mlp1Launch::Indexing(launch, self.cuts(chosen)),
-            false => Mlp1Launch::Gathered(launch),
-        })
+        match self.family.indexes_rows(kernel) {
+            true => Mlp1Launch::Indexing(chosen, self.cuts(kernel)),
+            false => Mlp1Launch::Gathered(chosen),
+        }
+    }
+
+    /// Blocks of this kernel that have all weight rows of a product.
+    pub fn spans(&self, shape: &GemmShape, kernel: &Kernel) -> usize {
+        spans(shape, kernel, self.family.block_rows())
     }
 
     fn finding(&self, elements: Elements, terms: usize, rows: usize) -> impl Iterator<Item = &'static Kernel> {

@@ -223,25 +223,17 @@ impl GpuOps {
         }
     }
 
-    /// Gives each row's experts their slots and each slot its row, and cuts the experts' rows into tiles for `mlp1` and
-    /// for mlp2 with these weights.
-    fn sort_with_index(
-        &mut self,
-        mlp1: &GemmShape,
-        w: &Matrix,
-        cuts: Option<ExpertCuts>,
-        routes: &Routes,
-    ) -> Result<()> {
+    /// Gives each row's experts their slots and each slot its row, and cuts the experts' rows into tiles, of which each
+    /// is so many blocks in mlp1 and in mlp2.
+    fn sort_with_index(&mut self, cuts: Option<ExpertCuts>, spans: [usize; 2], routes: &Routes) -> Result<()> {
         let mut sort = SortArgs {
             slot_rows: routes.slot_rows.values(),
             ..self.args.sort(routes)
         };
         if let Some(cuts) = cuts {
-            let mlp2 = self.gemm_shape(Product::Mlp2, w.form);
             sort.mlp1_cuts = routes.mlp1_cuts.values();
             sort.mlp2_cuts = routes.mlp2_cuts.values();
-            sort.mlp1_spans = cuts.spans(mlp1) as i32;
-            sort.mlp2_spans = cuts.spans(&mlp2) as i32;
+            [sort.mlp1_spans, sort.mlp2_spans] = spans.map(|blocks| blocks as i32);
             sort.tile_steps = cuts.tile_steps as i32;
             sort.places = cuts.places as i32;
         }
@@ -462,7 +454,7 @@ impl Ops for GpuOps {
                 args.picks = routes.picks.values();
             }
             Sending::Outstanding(rows) => {
-                let launch = self.target.mlp1(&shape, self.shape.rows)?;
+                let launch = self.target.mlp1(&shape, self.shape.rows, chosen.launch);
                 if !matches!(launch, Mlp1Launch::Gathered(_)) {
                     args.input = rows.terms;
                     args.in_term = rows.term;
@@ -481,7 +473,9 @@ impl Ops for GpuOps {
                     }
                     Mlp1Launch::Indexing(_, how) => {
                         cuts = how;
-                        self.sort_with_index(&shape, w, cuts, routes)?;
+                        let mlp2 = self.gemm_shape(Product::Mlp2, w.form);
+                        let spans = [&shape, &mlp2].map(|of| self.target.spans(of, chosen.launch.kernel));
+                        self.sort_with_index(cuts, spans, routes)?;
                         args.slot_rows = routes.slot_rows.values();
                         args.cuts = routes.mlp1_cuts.values().only_if(cuts.is_some());
                     }

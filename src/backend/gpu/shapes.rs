@@ -42,15 +42,6 @@ pub struct ExpertCuts {
     pub tile_steps: usize,
     /// Blocks that the device works on at once.
     pub places: usize,
-    /// Row blocks that a block multiplies.
-    pub block_rows: usize,
-}
-
-impl ExpertCuts {
-    /// Blocks of a tile.
-    pub fn spans(&self, shape: &GemmShape) -> usize {
-        shape.row_blocks.div_ceil(self.block_rows)
-    }
 }
 
 /// The shape of a step: what of it the choice and the grids of kernels depend on.

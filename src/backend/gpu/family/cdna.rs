@@ -67,12 +67,10 @@ impl Family for Cdna {
 
     /// In `fast`, where tokens are in LDS.
     fn cuts(&self, kernel: &Kernel, multiprocessors: usize) -> Option<ExpertCuts> {
-        let waves = kernel.threads / WAVE;
         let takes = matches!(kernel.op, Op::Mlp1 | Op::Mlp2) && kernel.terms == 1 && kernel.tokens > STEP;
         takes.then(|| ExpertCuts {
             tile_steps: kernel.tokens / STEP,
-            places: multiprocessors * WAVES_AT_ONCE / waves,
-            block_rows: waves,
+            places: multiprocessors * WAVES_AT_ONCE / (kernel.threads / WAVE),
         })
     }
 
@@ -195,7 +193,7 @@ mod tests {
                 groups,
                 ..shape_20b(Product::Mlp1, rows, terms)
             };
-            match TARGET.mlp1(&shape, rows).unwrap() {
+            match TARGET.mlp1(&shape, rows, TARGET.gemm(&shape).unwrap().launch) {
                 Mlp1Launch::Sorting(launch) => Some(launch.blocks),
                 _ => None,
             }

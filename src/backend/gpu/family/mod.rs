@@ -129,7 +129,7 @@ pub fn of(arch: &str, is_there: impl Fn(&str) -> bool) -> Option<&'static dyn Fa
 }
 
 /// Blocks side by side that have all weight rows, in row blocks of so many.
-fn spans(shape: &GemmShape, kernel: &Kernel, block_rows: usize) -> usize {
+pub(super) fn spans(shape: &GemmShape, kernel: &Kernel, block_rows: usize) -> usize {
     (shape.row_blocks * block_rows).div_ceil(kernel.cut.rows)
 }
 
