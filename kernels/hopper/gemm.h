@@ -221,6 +221,27 @@ struct Gemm {
     expect_weights(a, p, stage, c, step);
     copy_weights(a, p, stage, c, step);
   }
+  // One thread's work where each role finds its chunks: all stages in turn, of which EARLY_STAGES get the first chunk's
+  // weights before the predecessor ends.
+  template <int EARLY_STAGES> static DEV void produce_by_thread(const GemmArgs& a, Work work, Pipe p) {
+    Chunk c;
+    bool some = work.template next<false>(c);
+    const int steps = steps_of(a);
+    int early = 0;                                         // the first chunk's steps whose weights are under way
+    for (; some && early < min(EARLY_STAGES, steps); early++) request_weights(a, p, early, c, early);
+    after_predecessor();
+    const int rows = T::SINGLE ? rows_to_copy(a) : 0;
+    begin_at(p, 0);
+    for (; some; some = work.template next<false>(c), early = 0) {
+      if (T::SINGLE) c.rows = rows;
+      for (int step = 0; step < steps; step++) {
+        wait_empty(p);
+        if (step >= early) request_weights(a, p, p.stage, c, step);
+        copy_tokens(a, p, c, step);
+        produced(p);
+      }
+    }
+  }
   static DEV void expect_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int step) {
     barrier_expect(p.full + 8 * stage, slabs_of(a, step) * c.units * UNIT_BYTES);
   }

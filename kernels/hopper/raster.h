@@ -71,27 +71,8 @@ struct RasterByThread {
   enum : int { MOST_PRODUCERS = 1 };
 
   template <class G> struct Of : Raster<G> {
-    using Work = typename G::Work;
-    enum : bool { SINGLE = G::T::SINGLE };
-
-    static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
-      Chunk c;
-      bool some = work.template next<false>(c);
-      const int steps = G::steps_of(a);
-      int early = 0, rows = 0;                             // early: the first chunk's steps whose weights are under way
-      for (; some && early < min((int)G::STAGES, steps); early++) G::request_weights(a, p, early, c, early);
-      after_predecessor();
-      if (SINGLE) rows = G::rows_to_copy(a);
-      G::begin_at(p, 0);
-      for (; some; some = work.template next<false>(c), early = 0) {
-        if (SINGLE) c.rows = rows;
-        for (int step = 0; step < steps; step++) {
-          G::wait_empty(p);
-          if (step >= early) G::request_weights(a, p, p.stage, c, step);
-          G::copy_tokens(a, p, c, step);
-          G::produced(p);
-        }
-      }
+    static DEV void produce(const GemmArgs& a, typename G::Work work, Pipe p) {
+      G::template produce_by_thread<G::STAGES>(a, work, p);
     }
   };
 };

@@ -42,23 +42,7 @@ struct TokensFirst {
     static DEV void prepare(const GemmArgs& a, const Pipe& p) { G::prepare_by_two_warps(a, p); }
 
     static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
-      Chunk c;
-      bool some = work.template next<false>(c);
-      const int steps = G::steps_of(a);
-      int early = 0;
-      for (; some && early < min((int)EARLY_STAGES, steps); early++) G::request_weights(a, p, early, c, early);
-      after_predecessor();
-      const int rows = SINGLE ? G::rows_to_copy(a) : 0;
-      G::begin_at(p, 0);
-      for (; some; some = work.template next<false>(c), early = 0) {
-        if (SINGLE) c.rows = rows;
-        for (int step = 0; step < steps; step++) {
-          G::wait_empty(p);
-          if (step >= early) G::request_weights(a, p, p.stage, c, step);
-          G::copy_tokens(a, p, c, step);
-          G::produced(p);
-        }
-      }
+      G::template produce_by_thread<EARLY_STAGES>(a, work, p);
     }
 
     static DEV void consume(const GemmArgs& a, Work work, Pipe& p) {
