@@ -14,6 +14,16 @@ static_assert(NORM_PIECES * NORM_THREADS * 8 == NORM_MOST_HIDDEN, "a thread's pi
 
 DEV f32x4 four_of(const float* v) { return f32x4{v[0], v[1], v[2], v[3]}; }
 
+// Of a piece of a row in float32: the sum of its squares, and its norm, zeros where the row has ended.
+DEV float sum_of_squares(const float (&x)[8]) {
+  float squares = 0;
+  UNROLL for (int j = 0; j < 8; j++) squares += mul_rn(x[j], x[j]);
+  return squares;
+}
+DEV void norm_piece(const float (&x)[8], const float (&w)[8], float scale, bool exists, float (&t)[8]) {
+  UNROLL for (int j = 0; j < 8; j++) t[j] = exists ? w[j] * (scale * x[j]) : 0.f;
+}
+
 // The block's row, or -1 beyond the step's rows. It is known before the predecessor has ended; meanwhile the norm's
 // weights are prefetched, since the layers' other weights have evicted them from L2 since the last step.
 DEV int prepare_norm(const NormArgs& a) {

@@ -41,13 +41,11 @@ KERNEL(rmsnorm_few, NormArgs, THREADS, 1, 0) {
           sum[j] = fma_rn(shares[i], from_16<FORMAT_F16>((u16)(packed[i][j / 2] >> j % 2 * 16)), sum[j]);
     UNROLL for (int j = 0; j < 8; j++) x[j] = add_rn(x[j], sum[j]);
   }
-  float squares = 0;
-  UNROLL for (int j = 0; j < 8; j++) squares += mul_rn(x[j], x[j]);
-  const float scale = inverse_root(block_sum<NORM_WAVES>(squares, scratch), a.hidden);
+  const float scale = inverse_root(block_sum<NORM_WAVES>(sum_of_squares(x), scratch), a.hidden);
   if (exists) store8(at, 8, x);
   if (k >= (a.hidden + SLAB - 1) / SLAB * SLAB) return;
   float t[8];
-  UNROLL for (int j = 0; j < 8; j++) t[j] = exists ? w[j] * (scale * x[j]) : 0.f;
+  norm_piece(x, w, scale, exists, t);
   u16* to = a.t + tiled_index(row, k, a.t_rows);
   if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(to, a.t_term, 1, t);
   else store_terms8<FORMAT_BF16>(to, a.t_term, 1, t);

@@ -7,27 +7,20 @@
 //         filled again.
 #pragma once
 #include "copy.h"
+#include "operands.h"
 #include "weights.h"
 
 // P: the Product.
 template <class P> struct Few {
-  enum : int { FIRST = 4, STAGES = P::STAGES, STAGE_BYTES = P::STAGE_BYTES, ROW_BYTES = P::ROW_BYTES };
+  enum : int { FIRST = 4, STAGES = P::STAGES, STAGE_BYTES = P::STAGE_BYTES };
   using Mine = typename P::Mine;
 
-  struct Source {
-    const u8 *weights, *tokens;                            // of the next slab
-    i64 weight_slab, token_slab;                           // bytes
-    int weight_pieces, token_pieces;                       // of a slab
+  // `weights` and `tokens` are of the next slab.
+  struct Source : Operands {
     int weights_left, tokens_left;                         // slabs that are not on their way
 
-    DEV Source(const GemmArgs& a, const Chunk& c) {
-      weight_slab = (i64)a.row_blocks * P::BLOCK_BYTES;
-      weights = a.weights + (i64)c.group * a.k_blocks * weight_slab + (i64)c.unit * P::BLOCK_BYTES / 4;
-      token_slab = (i64)a.in_rows * ROW_BYTES;
-      tokens = (const u8*)a.input + (i64)c.row * ROW_BYTES;
-      weight_pieces = c.units * P::BLOCK_BYTES / 4 / 16, token_pieces = c.rows * (ROW_BYTES / 16);
-      weights_left = tokens_left = a.k_blocks;
-    }
+    DEV Source(const GemmArgs& a, const Chunk& c)
+        : Operands(a, c, P::BLOCK_BYTES), weights_left(a.k_blocks), tokens_left(a.k_blocks) {}
     // The next slab, behind the last one nothing.
     DEV void copy_weights(u32 stage) {
       if (weights_left-- <= 0) return;

@@ -17,6 +17,7 @@
 #include "../mma/qkv_store.h"
 #include "copy.h"
 #include "few.h"
+#include "operands.h"
 #include "weights.h"
 #include "work.h"
 
@@ -29,7 +30,6 @@ struct Product {
     ELEMENTS = FORMAT,
     THREADS = WARPS * WAVE,
     ALL_UNITS = WARPS * UNITS,
-    ROW_BYTES = SLAB * 2,
     TERM_BYTES = N * ROW_BYTES,
     TOKEN_BYTES = TERMS * TERM_BYTES,                      // of a slab
     BLOCK_BYTES = 64 / Weights::UNIT_ROWS * Weights::UNIT_BYTES,  // of 64 weight rows, whose four units are as large
@@ -46,20 +46,12 @@ struct Product {
 
   // ---- copies
 
-  struct ManySource {
-    const u8 *weights, *tokens;
-    i64 weight_slab, token_slab, term;                     // bytes
-    int weight_pieces, token_pieces;                       // of a slab
+  struct ManySource : Operands {
+    i64 term;                                              // bytes from one to the next
     int k_blocks;
 
-    DEV ManySource(const GemmArgs& a, const Chunk& c) {
-      weight_slab = (i64)a.row_blocks * BLOCK_BYTES;
-      weights = a.weights + (i64)c.group * a.k_blocks * weight_slab + (i64)c.unit * BLOCK_BYTES / 4;
-      token_slab = (i64)a.in_rows * ROW_BYTES, term = a.in_term * 2;
-      tokens = (const u8*)a.input + (i64)c.row * ROW_BYTES;
-      weight_pieces = c.units * BLOCK_BYTES / 4 / 16, token_pieces = c.rows * (ROW_BYTES / 16);
-      k_blocks = a.k_blocks;
-    }
+    DEV ManySource(const GemmArgs& a, const Chunk& c)
+        : Operands(a, c, BLOCK_BYTES), term(a.in_term * 2), k_blocks(a.k_blocks) {}
     DEV void start(u32 shared) const {
 #pragma unroll
       for (int stage = 0; stage < STAGES - 1; stage++) {

@@ -117,12 +117,10 @@ KERNEL(norm_route_lean, NormRouteArgs, THREADS, 1, 1) {
   after_predecessor();
   if (exists) load8_aligned<FORMAT_F32>(n.x + (i64)BID * n.hidden, k, x);  // x has room for the bucket's rows
   if (BID >= rows) return;
-  float squares = 0;
-  UNROLL for (int j = 0; j < 8; j++) squares += mul_rn(x[j], x[j]);
-  const float scale = inverse_root(block_sum<NORM_WAVES>(squares, scratch), n.hidden);
+  const float scale = inverse_root(block_sum<NORM_WAVES>(sum_of_squares(x), scratch), n.hidden);
   if (k < (n.hidden + SLAB - 1) / SLAB * SLAB) {
     float normed[8];
-    UNROLL for (int j = 0; j < 8; j++) normed[j] = exists ? w[j] * (scale * x[j]) : 0.f;
+    norm_piece(x, w, scale, exists, normed);
     UNROLL for (int j = 0; j < 8; j++) t[k + j] = normed[j];
     if (n.format == FORMAT_F16) store_row<FORMAT_F16>(a, k, normed);
     else store_row<FORMAT_BF16>(a, k, normed);

@@ -31,9 +31,7 @@ DEV void keep_normed(const NormArgs& a, int first, int rows, float* scratch, Pie
     load8_aligned<FORMAT_F32>(a.weight, k, w);
   }
   UNROLL for (int r = 0; r < ROWS; r++) {
-    float squares = 0;
-    UNROLL for (int j = 0; j < 8; j++) squares += mul_rn(x[r][j], x[r][j]);
-    squares = wave_sum(squares);
+    const float squares = wave_sum(sum_of_squares(x[r]));
     if (LANE == 0 && TID < NORM_THREADS) scratch[r * NORM_WAVES + TID / WAVE] = squares;
   }
   barrier();
@@ -45,7 +43,7 @@ DEV void keep_normed(const NormArgs& a, int first, int rows, float* scratch, Pie
     for (int i = 1; i < NORM_WAVES; i++) squares += scratch[r * NORM_WAVES + i];
     const float scale = inverse_root(squares, a.hidden);
     float t[8];
-    UNROLL for (int j = 0; j < 8; j++) t[j] = exists ? w[j] * (scale * x[r][j]) : 0.f;
+    norm_piece(x[r], w, scale, exists, t);
     UNROLL for (int half = 0; half < 2; half++)
       step[(r * 2 + half) * WAVE + lane] = __builtin_bit_cast(Piece, four_of(t + 4 * half));
     if (r >= rows || k >= (a.hidden + SLAB - 1) / SLAB * SLAB) continue;
