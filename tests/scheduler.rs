@@ -15,6 +15,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The token at which some requests stop.
 const STOP: u32 = 100_001;
@@ -177,6 +178,14 @@ struct Device {
     started: Vec<usize>,
     /// Requests for whose last token the device has a wrong one.
     wrong: HashSet<usize>,
+    /// Of each running request, and of those preempted: the first positions, whose rows are committed.
+    committed: HashMap<usize, usize>,
+    /// Of each request that was preempted: how many were committed then.
+    again: HashMap<usize, usize>,
+    /// Requests that were preempted, and have not started again.
+    preempted: HashSet<usize>,
+    /// Rows computed again.
+    recomputed: usize,
     /// Whether sequences ever took turns: then they may have started in another order.
     took_turns: bool,
     /// The number of steps so far, and the last step of each running request.
@@ -208,6 +217,10 @@ impl Device {
             next: HashMap::new(),
             started: Vec::new(),
             wrong: HashSet::new(),
+            committed: HashMap::new(),
+            again: HashMap::new(),
+            preempted: HashSet::new(),
+            recomputed: 0,
             took_turns: false,
             steps: 0,
             last_step: HashMap::new(),
@@ -325,7 +338,7 @@ impl Device {
                 let shared = if shares { chunk.first_position } else { 0 };
                 assert!(shared.is_multiple_of(self.limits.block_tokens) && shared < jobs[request].prompt.len());
                 assert!(shared == 0 || !jobs[request].logprobs.prompt, "its prompt is scored");
-                self.shared += shared;
+                self.shared += shared.saturating_sub(self.again.get(&request).copied().unwrap_or(0));
                 self.next.insert(request, shared);
                 self.started.insert(place, request);
             }
@@ -405,6 +418,8 @@ impl Device {
         let next = self.next.get_mut(&request).unwrap();
         assert_eq!(chunk.first_position, *next, "no position is left out or fed twice");
         *next += chunk.rows;
+        let again = self.again.get(&request).copied().unwrap_or(0);
+        self.recomputed += again.min(*next).saturating_sub(chunk.first_position);
         assert!(*next <= job.max_positions);
         let rows = chunk.first_row..chunk.first_row + chunk.rows;
         for (row, position) in rows.zip(chunk.first_position..) {
@@ -501,6 +516,9 @@ impl Device {
         for chunk in &plan.chunks {
             let job = &jobs[scheduler.request(chunk.slot).unwrap()];
             let n_prompt = job.prompt.len();
+            let again = scheduler
+                .request(chunk.slot)
+                .and_then(|request| self.again.get(&request));
             for (row, position) in (chunk.first_row..chunk.first_row + chunk.rows).zip(chunk.first_position..) {
                 let sample = position + 1 >= n_prompt;
                 let in_prompt = position + 1 < n_prompt - job.answered;
@@ -509,7 +527,8 @@ impl Device {
                     next: job.prompt.get(position + 1).copied().filter(|_| in_prompt),
                     top,
                 });
-                if !sample && score.is_none() && !self.limits.record_all {
+                let is_again = again.is_some_and(|&again| position < again);
+                if is_again || !sample && score.is_none() && !self.limits.record_all {
                     continue;
                 }
                 let logits = wanted.next().expect("a row's logits are missing");
@@ -521,8 +540,23 @@ impl Device {
         assert!(wanted.next().is_none());
     }
 
+    /// A request waits again. What is committed is computed again.
+    fn preempt(&mut self, request: usize) {
+        let committed = self.committed.get(&request).copied().unwrap_or(0);
+        let again = self.again.entry(request).or_insert(0);
+        *again = committed.max(*again);
+        self.preempted.insert(request);
+        self.next.remove(&request);
+        self.last_step.remove(&request);
+        self.wrong.remove(&request);
+        self.started.retain(|&started| started != request);
+    }
+
     /// Forgets requests that have left.
     fn leave(&mut self, request: usize) {
+        self.committed.remove(&request);
+        self.again.remove(&request);
+        self.preempted.remove(&request);
         self.next.remove(&request);
         self.fed.remove(&request);
         self.hashes.remove(&request);
@@ -666,6 +700,8 @@ struct World {
     looks_ahead: bool,
     /// The most requests that it may run.
     share: usize,
+    /// The requests that ran when a step was planned last.
+    ran: HashSet<usize>,
 }
 
 impl World {
@@ -682,6 +718,7 @@ impl World {
             handed: Vec::new(),
             looks_ahead: false,
             share: usize::MAX,
+            ran: HashSet::new(),
         }
     }
 
@@ -731,6 +768,12 @@ impl World {
             .iter()
             .map(|&slot| (slot, self.scheduler.drawing(slot)));
         let left_to_host: Vec<_> = left_to_host.collect();
+        for chunk in &step.plan.chunks {
+            if let Some(request) = self.scheduler.drawing(chunk.slot) {
+                let committed = chunk.first_position + chunk.rows;
+                self.device.committed.insert(request, committed);
+            }
+        }
         self.scheduler.commit(&step.plan, &step.sampled, &mut finished).unwrap();
         for (slot, request) in left_to_host {
             self.scheduler.mend(slot);
@@ -779,15 +822,40 @@ impl World {
     /// Plans a step and begins it; `false` if there is none.
     fn begin(&mut self) -> bool {
         let planned = self.scheduler.plan(&mut self.plan);
+        self.see_preempted();
         self.check_lending();
         if !planned {
             return false;
         }
         let sit_out = self.sit_out();
+        let before = self.device.recomputed;
         let step = self.device.step(&self.plan, &self.scheduler, &self.jobs, &sit_out);
         self.scheduler.begin(&self.plan);
+        let recomputed = self.device.recomputed - before;
+        assert_eq!(self.scheduler.take_recomputed(), recomputed as u64);
         self.under_way.push_back(step);
         true
+    }
+
+    /// Finds the requests that were preempted since the last step.
+    fn see_preempted(&mut self) {
+        let slots = 0..self.device.limits.max_batch;
+        let planned: HashMap<usize, usize> = slots
+            .filter_map(|slot| self.scheduler.request(slot).zip(self.scheduler.planned(slot)))
+            .collect();
+        let ran = std::mem::replace(&mut self.ran, planned.keys().copied().collect());
+        for request in ran {
+            let next = self.device.next.get(&request).copied().unwrap_or(0);
+            let is_there = self.answers[request].is_none() && !self.cancelled.contains(&request);
+            if is_there && planned.get(&request).is_none_or(|&planned| planned < next) {
+                self.device.preempt(request);
+                self.ledger.held.remove(&request);
+                for step in &mut self.under_way {
+                    step.not_on_device.remove(&request);
+                }
+            }
+        }
+        self.device.preempted.retain(|request| !self.ran.contains(request));
     }
 
     /// Checks who holds blocks, after they were lent.
@@ -830,7 +898,10 @@ impl World {
             }
             let began = self.begin();
             let shares = self.device.limits.share_beginnings;
-            assert!(shares || self.scheduler.waiting() == 0, "what had room has started");
+            assert!(
+                shares || self.scheduler.waiting() <= self.device.preempted.len(),
+                "what had room has started"
+            );
             if !began {
                 break;
             }
@@ -924,6 +995,7 @@ impl World {
         self.check_idle();
         self.device = Device::new(&self.device.limits);
         self.ledger.held.clear();
+        self.ran.clear();
         for request in &unfinished {
             let job = &mut self.jobs[request.number];
             let handed = &self.handed[request.number];
@@ -1452,9 +1524,56 @@ fn more_run_where_answers_end_early() {
     }
     assert_eq!(
         serve_all(&limits, &jobs, false, 1),
-        (1299, 52),
+        (1109, 100),
         "steps, and the most at once"
     );
+}
+
+/// After many short answers long ones come. The youngest make way, and go on where they were: the world checks their
+/// tokens, and that nothing is sampled, scored or recorded twice.
+#[test]
+fn the_youngest_make_way_where_answers_become_longer() {
+    let recomputed = AtomicUsize::new(0);
+    for_seeds(60, |rng| {
+        let limits = random_limits(rng);
+        let block_tokens = [4, 16][rng.random_range(0..2)];
+        let mut limits = Limits {
+            max_batch: rng.random_range(20..40),
+            step_tokens: rng.random_range(64..200),
+            max_logits_rows: rng.random_range(40..64),
+            block_tokens,
+            depth: limits.depth.min(block_tokens + 1),
+            full_blocks: rng.random_range(90..150),
+            window_blocks: usize::MAX >> 33,
+            has_full_layers: true,
+            ..limits
+        };
+        let job = |place: usize, rng: &mut ChaCha8Rng| {
+            let mut job = Job::random(rng, 12 * block_tokens);
+            job.prompt.truncate(rng.random_range(1..=block_tokens));
+            job.end_every = if place < 80 { 3 } else { 0 };
+            job.min_tokens = 0;
+            job
+        };
+        let jobs: Vec<_> = (0..160).map(|place| job(place, rng)).collect();
+        let ring = jobs.iter().map(|job| Ledger::ring(&limits, &job.largest())).max();
+        limits.window_blocks = 40 * ring.unwrap();
+        let mut world = World::new(limits);
+        jobs.into_iter().for_each(|job| world.add(job));
+        let mut queue: VecDeque<_> = (0..160).collect();
+        let mut failures = [0, 0, 0, 3][rng.random_range(0..4)];
+        while world.serve(&mut queue) {
+            if failures > 0 && rng.random_bool(0.01) {
+                failures -= 1;
+                let unfinished = world.lose_device(rng);
+                unfinished.iter().rev().for_each(|one| queue.push_front(one.number));
+            }
+        }
+        world.check_idle();
+        world.check_answers();
+        recomputed.fetch_add(world.device.recomputed, Ordering::Relaxed);
+    });
+    assert!(recomputed.into_inner() > 10_000);
 }
 
 /// The rings of prompts are longer: four have room. Once a prompt is computed most of its ring is free for the next.

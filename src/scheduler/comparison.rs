@@ -41,11 +41,24 @@ fn room(blocks: usize, sequences: usize) -> Limits {
     }
 }
 
-/// The steps in which they are answered.
-fn steps(limits: &Limits, jobs: &[Job], learns: bool) -> usize {
+/// What a run has taken.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    steps: usize,
+    /// Rows computed, and how many of them again.
+    rows: usize,
+    again: u64,
+}
+
+fn run(limits: &Limits, jobs: &[Job], learns: bool) -> Taken {
     let mut scheduler = Scheduler::new(limits.clone()).unwrap();
     let (mut under_way, mut spare, mut finished) = (VecDeque::new(), Vec::new(), Vec::new());
-    let (mut next, mut steps) = (0, 0);
+    let mut next = 0;
+    let mut taken = Taken {
+        steps: 0,
+        rows: 0,
+        again: 0,
+    };
     loop {
         while under_way.len() < limits.depth {
             scheduler.look_ahead(jobs[next..].iter().map(|job| Ahead {
@@ -65,8 +78,9 @@ fn steps(limits: &Limits, jobs: &[Job], learns: bool) -> usize {
                 break;
             }
             scheduler.begin(&plan);
+            taken.steps += 1;
+            taken.rows += plan.rows();
             under_way.push_back(plan);
-            steps += 1;
         }
         let Some(plan) = under_way.pop_front() else {
             break;
@@ -87,13 +101,19 @@ fn steps(limits: &Limits, jobs: &[Job], learns: bool) -> usize {
         (finished.len(), scheduler.free_blocks().full),
         (jobs.len(), limits.full_blocks)
     );
-    steps
+    taken.again = scheduler.take_recomputed();
+    taken
 }
 
-/// The steps with what is learned, of a hundred without.
-fn percent(limits: &Limits, jobs: &[Job]) -> f64 {
-    let [without, with] = [false, true].map(|learns| steps(limits, jobs, learns));
-    100.0 * with as f64 / without as f64
+/// The steps with what is learned, of a hundred without, and of a hundred rows those computed again.
+fn percent(limits: &Limits, jobs: &[Job]) -> (f64, f64) {
+    let [without, with] = [false, true].map(|learns| run(limits, jobs, learns));
+    assert_eq!(without.again, 0, "nobody is preempted where nothing is learned");
+    let percent = |part: usize, all: usize| 100.0 * part as f64 / all as f64;
+    (
+        percent(with.steps, without.steps),
+        percent(with.again as usize, with.rows),
+    )
 }
 
 /// Prompts and answers as in a benchmark whose answers may have 10,240 tokens and have 1,278 in the mean; a block has
@@ -119,9 +139,9 @@ fn mixed(requests: usize) -> Vec<Job> {
 fn far_fewer_steps_where_most_answers_end_long_before_their_limits() {
     let jobs = mixed(4000);
     for (blocks, sequences) in [(42_700, 1024), (39_200, 2048)] {
-        let percent = percent(&room(blocks, sequences), &jobs);
-        println!("{percent:.1} % of the steps");
-        assert!(percent <= 72.0);
+        let (steps, again) = percent(&room(blocks, sequences), &jobs);
+        println!("{steps:.1} % of the steps, {again:.1} % of the rows again");
+        assert!(steps <= 62.0 && again <= 1.0);
     }
 }
 
@@ -156,28 +176,33 @@ fn random(kind: &str, rng: &mut ChaCha8Rng) -> (Limits, Vec<Job>) {
     (room(blocks, 300), jobs)
 }
 
-/// Where the order says nothing of the lengths, never more than a hundredth more. Where all short answers come first,
-/// they say little of those behind them: at most a fifth more.
+/// Where lengths are spread, never more than a hundredth more. Where a part of the answers is short and the others go
+/// on to their limits, some of these start together when many short ones have ended, and then need their last blocks
+/// together: at most an eighth more, less in the mean. Where all short answers come first, they say little of those
+/// behind them: at most three tenths more.
 #[test]
 fn hardly_ever_more_steps() {
     for (kind, most, mean) in [
         ("limits", 100.0, 100.0),
-        ("even", 101.0, 100.1),
-        ("lognormal", 101.0, 92.0),
-        ("two lengths", 101.0, 99.5),
-        ("short ones first", 120.0, 96.0),
-        ("ever longer", 101.0, 85.0),
+        ("even", 101.0, 93.5),
+        ("lognormal", 101.0, 67.5),
+        ("two lengths", 112.0, 98.5),
+        ("short ones first", 130.0, 95.0),
+        ("ever longer", 101.0, 61.0),
     ] {
         let cases = (0..60).map(|seed| {
             let (limits, jobs) = random(kind, &mut ChaCha8Rng::seed_from_u64(seed));
             percent(&limits, &jobs)
         });
-        let mut cases: Vec<_> = cases.collect();
-        cases.sort_by(f64::total_cmp);
-        let found = (cases[59], cases.iter().sum::<f64>() / 60.0);
+        let (mut steps, again): (Vec<f64>, Vec<f64>) = cases.unzip();
+        steps.sort_by(f64::total_cmp);
+        let found = (steps[59], steps.iter().sum::<f64>() / 60.0);
         println!(
-            "{kind}: from {:.1} to {:.1}, in the mean {:.2} % of the steps",
-            cases[0], found.0, found.1
+            "{kind}: from {:.1} to {:.1}, in the mean {:.2} % of the steps; in the mean {:.2} % of the rows again",
+            steps[0],
+            found.0,
+            found.1,
+            again.iter().sum::<f64>() / 60.0
         );
         assert!(found.0 <= most && found.1 <= mean, "{kind}");
     }

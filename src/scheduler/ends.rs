@@ -12,10 +12,11 @@
 //! ended, and hardly any would have room to go on. Here a sequence that has outlived the short ones is expected to go
 //! on.
 //!
+//! Of lengths that few have reached nothing is known yet. As many are taken to end there as at the last length before
+//! them: a run of long answers would else have few sequences until the first of these have ended.
+//!
 //! In doubt answers are expected to be longer:
 //!
-//! - No sequence is expected to end at a length that few have reached. So nothing is known of a length before
-//!   the run has come so far.
 //! - A running sequence counts as having reached its length as soon as it has the block, and one more than have counts.
 //! - So many ends are left out as their number may differ by chance: the square root of it.
 //!
@@ -47,7 +48,7 @@ pub(super) struct Ends {
     reached: Vec<f64>,
     /// By length: the share of sequences that reaches it.
     shares: Vec<f64>,
-    /// The greatest length whose share is known; all that reach it go on.
+    /// The share that reaches this length reaches all greater ones.
     last: usize,
     /// Whether an answer has ended early.
     any: bool,
@@ -113,7 +114,20 @@ impl Ends {
             self.last = length + 1;
             self.shares[self.last] = (self.shares[length] * (1.0 - surely / (reached + 1.0))).max(LEAST);
         }
+        self.go_on();
         true
+    }
+
+    /// Takes as many to end at each length behind the last known one as there.
+    fn go_on(&mut self) {
+        let Some(before) = self.last.checked_sub(1) else {
+            return;
+        };
+        let goes_on = self.shares[self.last] / self.shares[before];
+        while goes_on < 1.0 && self.shares[self.last] > LEAST && self.last + 1 < self.shares.len() {
+            self.shares[self.last + 1] = (self.shares[self.last] * goes_on).max(LEAST);
+            self.last += 1;
+        }
     }
 
     /// Of the sequences that have reached a length, the share that reaches one `more` blocks greater.
@@ -150,7 +164,8 @@ mod tests {
         assert!(ends.learn(running.into_iter()));
         assert!(is(ends.share(0, 0), 1.0) && is(ends.share(0, 1), 0.7));
         assert!(is(ends.share(1, 1), 0.875) && is(ends.share(0, 2), 0.7 * 0.875));
-        assert!(is(ends.share(0, 90), 0.7 * 0.875) && is(ends.share(2, 90), 1.0));
+        // Few have come further.
+        assert!(is(ends.share(2, 3), 0.875f64.powi(3)) && is(ends.share(50, 9), 0.875f64.powi(9)));
     }
 
     #[test]

@@ -8,4 +8,9 @@ impl Scheduler {
         let sequence = self.slots.get(slot).and_then(Option::as_ref);
         sequence.is_some_and(|sequence| sequence.lacks_block(self.limits.block_tokens))
     }
+
+    /// The next position to plan of a slot's sequence.
+    pub fn planned(&self, slot: usize) -> Option<usize> {
+        Some(self.slots.get(slot)?.as_ref()?.planned)
+    }
 }

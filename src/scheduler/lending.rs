@@ -1,7 +1,7 @@
 //! Which sequences get blocks of the full layers, and when one more may start.
 //!
 //! A sequence starts with the blocks of its prompt and gets others as it grows, so more sequences run than would have
-//! room at their longest. Three rules:
+//! room at their longest. Four rules:
 //!
 //! 1. *Nobody waits for ever.* What a running sequence may still ask for is never more than the free blocks and those
 //!    of the sequences that started before it. So the oldest one always gets what it asks for; when it ends, the next
@@ -11,21 +11,22 @@
 //!    at a time would end. Where starts are spread (`spread.rs`) and there is enough for all that run, none are kept:
 //!    they would be missing for the plan.
 //!
-//!    Where more run than would if none ended early, a quarter of the blocks is kept, or all free ones if those that
-//!    run are likely to ask for more than there are. They are for as many of the oldest as can go on to their limits
-//!    with them. So if answers become long after all, many go on at a time; with none kept all would grow until one
-//!    alone can.
+//!    None are kept either where more run than would if none ended early: there the fourth rule is better.
 //! 3. *A sequence starts if, as all grow, there are nearly enough blocks at any time.* In the forecast no answer ends
 //!    early, and all grow at the same pace. A sequence's blocks are free from its end on, so sequences that started at
 //!    different times have room where as many of the same age would not. An eighth more than there are may be asked
 //!    for: where it comes to that, the youngest wait for a short time, and otherwise these requests would run alone
 //!    behind all others.
 //!
-//!    *Or if, from what is known of this run, two fifths of the blocks are likely to be left at any time*: in a second
+//!    *Or if, from what is known of this run, a twentieth of the blocks is likely to be left at any time*: in a second
 //!    forecast each sequence goes on as far as others did (`ends.rs`), and holds at any time what is expected of it;
-//!    the blocks that all hold may be more by their standard deviation. So much is left because answers may become
-//!    longer than they were; then those who have started hold blocks, and fewer go on at a time than if they had not.
-//!    `comparison.rs` has what it costs then, and what is gained else.
+//!    the blocks that all hold may be more by their standard deviation.
+//! 4. *Where the second forecast was wrong, the youngest makes way.* If more run than would if none ended early, and
+//!    answers become longer than they were, sequences wait for blocks, and hold theirs in vain. The rows that they miss
+//!    are counted. When these are more than the youngest sequence has been fed, it is preempted, and its blocks are
+//!    lent. So fewer rows are computed again than were missed, and at most twice as many are lost as if all had been
+//!    known. (A. R. Karlin, M. S. Manasse, L. Rudolph and D. D. Sleator, "Competitive Snoopy Caching", Algorithmica 3,
+//!    1988.) The youngest has the least to compute again. `comparison.rs` has what the rules cost and gain.
 //!
 //! A block that several sequences hold is free when the last of them has ended. So it is counted for the youngest: what
 //! older ones then give back is only what nobody else has. A sequence that would begin behind blocks of others starts
@@ -38,22 +39,12 @@ use crate::memory::{self, Purpose};
 /// The times of a forecast of what is likely are so many, from now until all have ended.
 const TIMES: usize = 32;
 
+/// One of so many blocks is likely to be left where more sequences run than would if none ended early.
+const LEFT: usize = 20;
+
 /// The oldest of so many running sequences for which blocks are kept.
 pub(super) fn oldest(running: usize) -> usize {
     running.div_ceil(4)
-}
-
-/// How many of the oldest sequences, which may ask for so many `more` blocks, can all go on to their ends with `blocks`
-/// of them, and what they ask for; one at least.
-pub(super) fn go_on(more: impl Iterator<Item = usize>, blocks: usize) -> (usize, usize) {
-    let (mut sequences, mut kept) = (0, 0);
-    for more in more {
-        if sequences > 0 && kept + more > blocks {
-            break;
-        }
-        (sequences, kept) = (sequences + 1, kept + more);
-    }
-    (sequences, kept)
 }
 
 /// Blocks lent and free, as the rules see them. The running sequences are counted oldest first.
@@ -221,19 +212,17 @@ impl Lending {
 
     /// Whether more sequences run than would if nothing were known of how long they go on.
     pub(super) fn is_crowded(&self) -> bool {
-        !self.nearly_suffices(Growing::default())
+        self.learned && !self.nearly_suffices(Growing::default())
+    }
+
+    /// Whether the youngest sequence is preempted, which has been fed so many rows, when others have missed so many.
+    pub(super) fn preempts(&self, missed: usize, fed: usize) -> bool {
+        self.is_crowded() && missed > fed
     }
 
     /// Whether there is enough for all sequences counted, as they grow at the same pace.
     pub(super) fn suffices(&self) -> bool {
         self.most_asked_for(Growing::default()) <= self.blocks
-    }
-
-    /// How many blocks are kept where more run than would if none ended early.
-    pub(super) fn reserve(&mut self) -> usize {
-        let blocks = self.blocks;
-        let is_likely_to_do = self.foresee(0).blocks.iter().all(|one| one.0 <= blocks as f64);
-        if is_likely_to_do { blocks / 4 } else { blocks }
     }
 
     /// Whether at most an eighth more than there are is ever asked for, one more sequence among them, if none ends
@@ -242,14 +231,14 @@ impl Lending {
         self.most_asked_for(one) <= self.blocks + self.blocks / 8
     }
 
-    /// Whether two fifths of the blocks are likely to be left at any time, with one more sequence.
+    /// Whether a twentieth of the blocks is likely to be left at any time, with one more sequence.
     fn is_likely_to_do(&mut self, one: Growing) -> bool {
         if !self.learned {
             return false;
         }
         let mut likely = self.foresee(one.more);
         likely.add(one, &self.ends);
-        let most = (self.blocks - 2 * self.blocks / 5) as f64;
+        let most = (self.blocks - self.blocks / LEFT) as f64;
         let mut times = likely.blocks.iter();
         times.all(|(expected, variance)| expected + variance.sqrt() <= most)
     }
@@ -364,7 +353,7 @@ mod tests {
             }
             started
         };
-        assert_eq!([0, 1, 40, 200, 360].map(most), [112, 112, 112, 112, 300]);
+        assert_eq!([0, 1, 40, 200, 360].map(most), [112, 112, 112, 165, 475]);
     }
 
     /// Sequences of random needs ask for blocks in a random order, whatever was learned of how long they go on: someone
@@ -381,9 +370,8 @@ mod tests {
             while to_start > 0 || !running.is_empty() {
                 let free = blocks - running.iter().map(|[_, held, _]| held).sum::<usize>();
                 lending.learn(running.iter().map(|[first, held, _]| held - first));
-                let more = running.iter().map(|[_, held, need]| need - held);
-                let (old, kept) = go_on(more, rng.random_range(0..=free));
-                lending.recount(free, kept);
+                let old = rng.random_range(0..=running.len());
+                lending.recount(free, rng.random_range(0..=free));
                 idle += 1;
                 for (place, [first, held, need]) in running.iter_mut().enumerate() {
                     let asks = held < need && (place == 0 || rng.random_bool(0.5));

@@ -6,11 +6,16 @@
 //!
 //! A sequence starts with the blocks of its prompt and of its windowed layers, or goes on behind the beginning of
 //! another one, whose blocks it shares (`kv_cache.rs`). It gives back those of the windowed layers that only its prompt
-//! needs, gets blocks of the full layers as it grows, and keeps them to its end: no sequence is ever preempted. It may
-//! have to wait for a block, but only while older ones advance (`lending.rs` has the rules): there is no deadlock.
+//! needs, gets blocks of the full layers as it grows, and keeps them to its end. It may have to wait for a block, but
+//! only while older ones advance (`lending.rs` has the rules): there is no deadlock.
 //! [`Limits::check`] requires a row and a logits row for each running sequence of a step, so that every decoding
 //! sequence that has its block, and the oldest one in its prompt, advances in each round of steps: there is no
 //! starvation.
+//!
+//! Where answers become longer than those before, the youngest sequence may be *preempted*: it gives its blocks back,
+//! and waits again in front of all others. It keeps its tokens. When it starts again they are fed as they were before,
+//! those of its answer one a step, so that its keys and values are the same to the bit also where decoding has a
+//! kernel of its own; nothing is sampled, scored or recorded a second time.
 //!
 //! The scheduler touches no device. A step is [`Scheduler::plan`], the replica's `submit`, [`Scheduler::begin`], the
 //! replica's `collect`, sampling, and [`Scheduler::commit`]. Until `begin` a plan changes nothing but who holds blocks.
@@ -54,7 +59,7 @@ use crate::grammar::Matcher;
 use crate::memory::{self, Purpose};
 use crate::request::{Answer, Request, Sampled, Sampling};
 use kv_cache::CachedBeginning;
-use lending::{Growing, Lending, go_on, oldest};
+use lending::{Growing, Lending, oldest};
 use sequence::{RESERVED_TOKENS, Sequence};
 use spread::{Pace, Room};
 use std::collections::VecDeque;
@@ -83,6 +88,12 @@ pub struct Scheduler {
     lending: Lending,
     /// Whether blocks were freed, or sequences have grown, since `lending` was counted.
     stale: bool,
+    /// Rows that sequences have missed as they waited for blocks, since one was preempted last.
+    missed: usize,
+    /// Running sequences that wait for a block.
+    lacking: usize,
+    /// Rows computed again, since their sequences had been preempted.
+    recomputed: u64,
     /// When requests may start.
     pace: Pace,
     waiting: VecDeque<Sequence>,
@@ -120,6 +131,9 @@ impl Scheduler {
             shared_tokens: 0,
             lending: Lending::new(limits.full_blocks, slots)?,
             stale: false,
+            missed: 0,
+            lacking: 0,
+            recomputed: 0,
             pace: Pace::default(),
             waiting: VecDeque::new(),
             slots: memory::collect((0..slots).map(|_| None), Purpose::Schedule)?,
@@ -178,6 +192,11 @@ impl Scheduler {
     /// The tokens of prompts that were not computed since the last call, since a sequence has shared them.
     pub fn take_shared_tokens(&mut self) -> u64 {
         std::mem::take(&mut self.shared_tokens)
+    }
+
+    /// The rows that were computed again since the last call, since their sequences had been preempted.
+    pub fn take_recomputed(&mut self) -> u64 {
+        std::mem::take(&mut self.recomputed)
     }
 
     /// The limits of steps and of the KV cache.
@@ -315,12 +334,14 @@ impl Scheduler {
     pub fn begin(&mut self, plan: &StepPlan) {
         self.steps += 1;
         self.stale = true;
+        self.missed += self.lacking;
         for chunk in &plan.chunks {
             self.under_way[chunk.slot] += 1;
             if let Some(sequence) = &mut self.slots[chunk.slot] {
                 sequence.planned = chunk.first_position + chunk.rows;
                 sequence.last_step = self.steps;
                 sequence.on_device = self.limits.plans_ahead;
+                self.recomputed += sequence.rows_again(chunk.first_position) as u64;
                 self.cache.write_prompt(sequence, chunk.first_position);
                 let ends_prompt = chunk.first_position < sequence.n_prompt() && sequence.is_decoding();
                 if ends_prompt {
@@ -526,7 +547,7 @@ impl Scheduler {
         if sequence.awaits_beginning {
             self.awaiting += 1;
         } else {
-            self.shared_tokens += sequence.position as u64;
+            self.shared_tokens += sequence.newly_shared() as u64;
         }
         self.slots[slot] = Some(sequence);
         self.running.push(slot);
@@ -541,13 +562,24 @@ impl Scheduler {
         });
     }
 
-    /// Puts a sequence that waits for its beginning back to where it came from: nobody computes that any more.
+    /// Takes its blocks from a sequence, which waits again.
+    fn preempt(&mut self, slot: usize) {
+        // What it waits for it has not computed.
+        if let Some(sequence) = &mut self.slots[slot]
+            && !sequence.awaits_beginning
+        {
+            sequence.preempt();
+        }
+        self.take_back(slot);
+    }
+
+    /// Puts a sequence back to where it came from.
     fn take_back(&mut self, slot: usize) {
         let Some(mut sequence) = self.release(slot) else {
             return;
         };
         self.pace.take_back();
-        (sequence.position, sequence.planned) = (0, 0);
+        sequence.take_back();
         self.waiting.push_front(sequence);
     }
 
@@ -561,7 +593,7 @@ impl Scheduler {
             if sequence.awaits_beginning && self.cache.is_computed(sequence) {
                 if self.cache.hand_over(sequence) {
                     self.awaiting -= 1;
-                    self.shared_tokens += sequence.position as u64;
+                    self.shared_tokens += sequence.newly_shared() as u64;
                 } else {
                     self.take_back(slot);
                 }
@@ -576,15 +608,34 @@ impl Scheduler {
         }
         let running = self.running.iter().filter_map(|&slot| self.slots[slot].as_ref());
         self.lending.learn(running.map(Sequence::length));
+        self.lend_blocks();
+        while self.lacking > 0
+            && let Some(&youngest) = self.running.last()
+            && let Some(sequence) = &self.slots[youngest]
+            && self.lending.preempts(self.missed, sequence.fed())
+        {
+            self.missed = 0;
+            self.preempt(youngest);
+            self.lend_blocks();
+        }
+        self.stale = false;
+    }
+
+    fn lend_blocks(&mut self) {
         let (old, kept) = self.kept();
         self.lending.recount(self.cache.full.free(), kept);
+        self.lacking = 0;
         for (place, &slot) in self.running.iter().enumerate() {
             let Some(sequence) = &mut self.slots[slot] else {
                 continue;
             };
-            if sequence.lacks_block(self.limits.block_tokens) && self.lending.lend(place < old) {
-                let block = self.cache.lend_full();
-                sequence.full.push(block);
+            if sequence.lacks_block(self.limits.block_tokens) {
+                if self.lending.lend(place < old) {
+                    let block = self.cache.lend_full();
+                    sequence.full.push(block);
+                } else {
+                    self.lacking += 1;
+                }
             }
             self.lending.count(sequence.growing());
         }
@@ -610,15 +661,12 @@ impl Scheduler {
         if learned || self.pace.is_kept() {
             self.recount(0);
         }
-        let more = self.running.iter().filter_map(|&slot| self.slots[slot].as_ref());
-        let more = more.map(Sequence::may_ask_for);
-        if learned && self.lending.is_crowded() {
-            go_on(more, self.cache.full.free().min(self.lending.reserve()))
-        } else if self.pace.is_kept() && self.lending.suffices() {
-            (old, 0)
-        } else {
-            (old, more.take(old).sum())
+        if self.lending.is_crowded() || self.pace.is_kept() && self.lending.suffices() {
+            return (old, 0);
         }
+        let running = self.running[..old].iter();
+        let running = running.filter_map(|&slot| self.slots[slot].as_ref());
+        (old, running.map(Sequence::may_ask_for).sum())
     }
 
     /// One row for each decoding sequence that was in no step after `last_step`, at most the step's share of them.
@@ -724,7 +772,8 @@ impl Scheduler {
         for (row, position) in (first_row..).zip(positions.clone()) {
             let sample = sequence.samples_at(position);
             let score = sequence.score(position);
-            if sample || score.is_some() || self.limits.record_all {
+            let is_wanted = sample || score.is_some() || self.limits.record_all;
+            if is_wanted && !sequence.is_again(position) {
                 plan.logits.push(LogitsRow {
                     row,
                     slot,

@@ -44,6 +44,9 @@ pub(super) struct Sequence {
     pub(super) on_device: bool,
     /// How many of the oldest steps in flight have a row of this sequence that is discarded.
     pub(super) wrong_steps: usize,
+    /// The first positions, whose rows were committed before it was preempted. They are computed again for their keys
+    /// and values alone.
+    again: usize,
     /// Block table of the full layers, with room for all it may have; empty while waiting.
     pub(super) full: Vec<u32>,
     /// How many blocks that table begins with, and the most that it can have.
@@ -77,6 +80,7 @@ impl Sequence {
             last_step: 0,
             on_device: false,
             wrong_steps: 0,
+            again: 0,
             full: tables.full,
             first_full: tables.first_full,
             most_full: tables.most_full,
@@ -157,7 +161,38 @@ impl Sequence {
 
     /// Whether the logits at `position` give the next token.
     pub(super) fn samples_at(&self, position: usize) -> bool {
-        position + 1 >= self.n_prompt
+        position + 1 >= self.tokens.len()
+    }
+
+    /// Whether the row at `position` was committed before.
+    pub(super) fn is_again(&self, position: usize) -> bool {
+        position < self.again
+    }
+
+    /// How many of its rows from `position` to the next one to plan were committed before.
+    pub(super) fn rows_again(&self, position: usize) -> usize {
+        self.again.min(self.planned).saturating_sub(position)
+    }
+
+    /// The tokens of its prompt that it does not compute, and did not when it started before.
+    pub(super) fn newly_shared(&self) -> usize {
+        self.position.saturating_sub(self.again)
+    }
+
+    /// Its committed rows will be computed again.
+    pub(super) fn preempt(&mut self) {
+        self.again = self.again.max(self.position);
+    }
+
+    /// It waits again, with the tokens that it has.
+    pub(super) fn take_back(&mut self) {
+        (self.position, self.planned) = (0, 0);
+        (self.wrong_steps, self.on_device) = (0, false);
+    }
+
+    /// How many rows it has been planned to be fed, its whole prompt among them.
+    pub(super) fn fed(&self) -> usize {
+        self.planned.max(self.n_prompt)
     }
 
     /// Whether it is asked for log-probabilities.
