@@ -520,6 +520,9 @@ typedef struct {
   /* Of the prompt tokens: those that were not computed, since an earlier prompt or answer had begun with the same
    * ones. */
   uint64_t shared_tokens;
+  /* Tokens that were computed again: where answers become longer than those before, the sequences that began last
+   * may have to give their blocks of the KV cache to others. */
+  uint64_t recomputed_tokens;
 } getp_stats_t;
 
 /* How to run a model. A field that is 0 or NULL takes the value of its GETP_* environment variable, or the default if

@@ -461,6 +461,10 @@ impl Engine {
                 "{} tokens of prompts so far were not computed, since others had begun with the same ones",
                 totals.shared_tokens
             ));
+            report::line(format_args!(
+                "{} tokens so far were computed again, since their sequences had been preempted",
+                totals.recomputed_tokens
+            ));
         }
         for replica in self.replicas() {
             if let Some(profile) = replica.profile() {

@@ -30,6 +30,9 @@ pub struct Stats {
     /// Of the prompt tokens: those that were not computed, since an earlier prompt or answer had begun with the same
     /// ones.
     pub shared_tokens: u64,
+    /// Tokens that were computed again: where answers become longer than those before, the sequences that began last
+    /// may have to give their blocks of the KV cache to others.
+    pub recomputed_tokens: u64,
 }
 
 /// The library's version, for example "0.1.0". GETP_VERSION is that of the header. Never fails.
@@ -103,6 +106,7 @@ unsafe fn write_stats(transformer: *const Transformer, stats: *mut Stats, size: 
         devices: now.replicas,
         lost_devices: now.lost_replicas,
         shared_tokens: now.shared_tokens,
+        recomputed_tokens: now.recomputed_tokens,
     };
     // SAFETY: checked above; our caller guarantees the bytes.
     unsafe { sized::write(stats, size, now) };

@@ -307,6 +307,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             .sample(self.pool, &mut self.scheduler, plan, self.in_flight);
         self.run.totals.add_step(waited, start.elapsed());
         self.run.totals.add_shared_tokens(self.scheduler.take_shared_tokens());
+        self.run.totals.add_recomputed_tokens(self.scheduler.take_recomputed());
         let sampled = sampled?;
         for (number, why) in sampled.failed {
             self.run.give_up(number, why)?;

@@ -13,6 +13,8 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Of these, tokens that were not computed, since another prompt with the same beginning had been.
     pub shared_tokens: u64,
+    /// Tokens that were computed again, since their sequences had been preempted.
+    pub recomputed_tokens: u64,
     /// Steps.
     pub steps: u64,
     /// Seconds of wall time with requests, encoding and printing included.
@@ -37,6 +39,7 @@ pub struct Totals {
     tokens: AtomicU64,
     prompt_tokens: AtomicU64,
     shared_tokens: AtomicU64,
+    recomputed_tokens: AtomicU64,
     steps: AtomicU64,
     busy: AtomicU64,
     waiting: AtomicU64,
@@ -56,6 +59,7 @@ impl Totals {
             tokens: number(&self.tokens),
             prompt_tokens: number(&self.prompt_tokens),
             shared_tokens: number(&self.shared_tokens),
+            recomputed_tokens: number(&self.recomputed_tokens),
             steps: number(&self.steps),
             seconds: seconds(&self.busy),
             waiting_seconds: seconds(&self.waiting),
@@ -80,6 +84,11 @@ impl Totals {
     /// Tokens of prompts were not computed, since they were shared.
     pub fn add_shared_tokens(&self, tokens: u64) {
         self.shared_tokens.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    /// Tokens were computed again.
+    pub fn add_recomputed_tokens(&self, tokens: u64) {
+        self.recomputed_tokens.fetch_add(tokens, Ordering::Relaxed);
     }
 
     /// There were requests for so long.
