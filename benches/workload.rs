@@ -35,7 +35,7 @@ const fn workload(name: &'static str, requests: usize, prompt: usize, output: us
 /// W5, W6, W7 and M have as many requests as keep an H100 with the 20b model full for a minute before the last one
 /// starts. M's lengths are those of MLPerf's set for gpt-oss-120b as far as they are published; that of prompts is a
 /// guess.
-pub const WORKLOADS: [Workload; 13] = [
+pub const WORKLOADS: [Workload; 14] = [
     workload("W1", 32, 32, 992),
     workload("W2", 890, 32, 992),
     workload("W2x", 1536, 32, 992),
@@ -51,6 +51,7 @@ pub const WORKLOADS: [Workload; 13] = [
         shared: 8192,
         ..workload("S", 64, 8448, 256)
     },
+    workload("S0", 64, 8448, 256),
     Workload {
         mixed: true,
         ..workload("M", 2048, 1000, 1278)

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Workloads; by default W1, W2, W3, W3p and W4. The others: W2x, P8k, P32k, W5, W6, W7, S (a shared beginning)
-    /// and M (lengths of all kinds; made for `--temperature 1 --topp 1`).
+    /// Workloads; by default W1, W2, W3, W3p and W4. The others: W2x, P8k, P32k, W5, W6, W7, S (a shared beginning), S0
+    /// (S with nothing shared) and M (lengths of all kinds; made for `--temperature 1 --topp 1`).
     names: Vec<String>,
     /// Runs of each workload; the median is printed.
     #[arg(long, default_value_t = 1)]
