@@ -139,7 +139,7 @@ template <int FORMAT> struct Softmax {
     total = 1;
   }
   // Turns a unit's scores into exponentials; ends with a barrier.
-  DEV void step(const Task& task, int unit, const Shared& shared) {
+  DEV void add(const Task& task, int unit, const Shared& shared) {
     float most = largest;
     ROLLED for (int i = TID; i < UNIT * HEADS; i += THREADS) {
       if (task.sees(unit + i / HEADS)) most = shared.scores[i] > most ? shared.scores[i] : most;
@@ -252,7 +252,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Task& task, 
     for (int first = unit; first < unit + UNIT && first <= task.position; first += AT_ONCE * KEYS)
       if (first + AT_ONCE * KEYS > task.first_key) score_keys<FORMAT>(a, task, query, unit, first, shared.scores);
     barrier();
-    softmax.step(task, unit, shared);
+    softmax.add(task, unit, shared);
     weigh_values<FORMAT>(a, task, unit, shared, sums);
   }
   if (TID < HEADS) shared.totals[TID] = (double)softmax.total;

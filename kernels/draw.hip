@@ -73,8 +73,8 @@ DEV int draw_beyond_roundings(const float* logits, int n, const Exponential& exp
   if (roundings > MOST_ROUNDINGS || n > KEPT_TILES * TILE) return -1;
   const double low = (coin - roundings) * sum, high = (coin + roundings) * sum;
   int tile = 0;
-  for (int step = KEPT_TILES / 2; step; step /= 2)
-    if ((tile + step) * TILE < n && before[tile + step] <= low) tile += step;
+  for (int stride = KEPT_TILES / 2; stride; stride /= 2)
+    if ((tile + stride) * TILE < n && before[tile + stride] <= low) tile += stride;
   if ((tile + 1) * TILE < n && !(before[tile + 1] > high)) return -1;
   const int mine = tile * TILE + TID * EACH, end = mine + EACH < n ? mine + EACH : n;
   const auto exponential_at = [&](int i) { return exponential(exponential.argument(logits[i])); };

@@ -91,14 +91,14 @@ template <bool EXPERTS> DEV float product(const GemmArgs& a, const Job& job) {
   return a.weight_format == FORMAT_F32 ? multiply<FORMAT_F32>(a, job) : multiply<FORMAT_BF16>(a, job);
 }
 
-// A wave's work: OUT weight rows of a group and every step-th run of IN of its input rows.
+// A wave's work: OUT weight rows of a group, and of its input rows runs of IN, `stride` rows apart.
 struct WaveWork {
   int group;
   int out;
   int first;         // the group's first row
   int count;         // the group's rows; 0 if there is nothing to do
   int row;           // first input row of the work, within the group
-  int step;
+  int stride;
 };
 DEV WaveWork begin(const GemmArgs& a) {
   after_predecessor();
@@ -113,7 +113,7 @@ DEV WaveWork begin(const GemmArgs& a) {
 // Calls finish(n, row, sum + bias) in each lane for each of its results; `row` is below 0 for padding. Weights of
 // EXPERTS may be MXFP4.
 template <bool EXPERTS = false, class Finish> DEV void run(const GemmArgs& a, const WaveWork& work, Finish finish) {
-  for (int row = work.row; row < work.count; row += work.step) {
+  for (int row = work.row; row < work.count; row += work.stride) {
     const Job job{work.group, work.out, work.first + row, work.count - row < IN ? work.count - row : IN};
     const int n = work.out + LANE / IN, i = LANE % IN;
     const bool wanted = LANE < OUT * IN && n < a.n && i < job.rows;
@@ -161,7 +161,7 @@ struct GatedUnit {
 DEV void fill_up(const GemmArgs& a, const WaveWork& work) {
   if (work.out + OUT < a.n) return;
   const int width = (int)((u32)a.n / 2), padding = -width & (SLAB - 1);
-  for (int row = work.row; row < work.count; row += work.step)
+  for (int row = work.row; row < work.count; row += work.stride)
     for (int i = LANE; i < padding * IN; i += WAVE) {
       if (row + i % IN >= work.count) continue;
       u16* at = a.tiled + tiled_index(work.first + row + i % IN, width + i / IN, a.tiled_rows);

@@ -1,7 +1,7 @@
 // norm_route: rmsnorm and route fused, for at most as many rows as multiprocessors; for a single row sort and gather
 // are fused, too. With few rows a step takes as long as its launches.
 //
-// The router reads the row from shared memory, and prefetches ROUTE_AHEAD steps of its weights to registers. Results
+// The router reads the row from shared memory, and prefetches ROUTE_AHEAD K tiles of its weights to registers. Results
 // have the same bits as those of the separate kernels. A single row's experts have a slot each, GROUP_ALIGN apart.
 //
 // Grid: one block per row of the bucket. Limits are those of norm.h and route.h. `norm.t32` and `route.t32` are unused;

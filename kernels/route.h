@@ -5,9 +5,9 @@
 // rows share its block. The k largest are found by rank: each expert counts those ahead of it, so there is no chain of
 // k searches.
 //
-//   One row   is read from where it is, and a wave has ROUTE_AHEAD steps of the weights of ROUTE_EXPERTS experts in
+//   One row   is read from where it is, and a wave has ROUTE_AHEAD K tiles of the weights of ROUTE_EXPERTS experts in
 //             flight.
-//   Several   are staged in shared memory for all waves, one step of K at a time. A wave's sums of all rows and 4 or 8
+//   Several   are staged in shared memory for all waves, one K tile at a time. A wave's sums of all rows and 4 or 8
 //             experts stay in its registers. So a block reads each weight from L2 once, and each operand serves many
 //             products.
 #pragma once
@@ -15,9 +15,9 @@
 #include "gpu/math.h"
 
 enum { ROUTE_ROWS = ROUTE_PER_BLOCK, MAX_EXPERTS = ROUTE_MOST_EXPERTS, MAX_K = ROUTE_MOST_EXPERTS_PER_TOKEN };
-// Experts and rows whose sums a wave reduces together; steps of K that a wave with one row has in flight.
+// Experts and rows whose sums a wave reduces together; K tiles that a wave with one row has in flight.
 enum { ROUTE_EXPERTS = 4, ROUTE_TREE_ROWS = 4, ROUTE_AHEAD = 3 };
-enum { ROUTE_STEP = WAVE * 8 };          // elements of K that a wave multiplies at once
+enum { ROUTE_K_TILE = WAVE * 8 };        // elements of K that a wave multiplies at once
 
 // A block's results for its ROWS rows. Picks (the k largest) are in order of the logit, the largest first.
 template <int ROWS> struct Routing {
@@ -58,19 +58,19 @@ DEV void multiply_row(const RouteArgs& a, const float* in, int row, int first, R
   Sum sums[ROUTE_TREE_ROWS][ROUTE_EXPERTS] = {};
   for (int k = LANE * N; k < a.hidden; k += ROUTE_AHEAD * STRIDE) {
     float w[ROUTE_AHEAD][ROUTE_EXPERTS][N], t[ROUTE_AHEAD][N];
-    UNROLL for (int step = 0; step < ROUTE_AHEAD; step++) {
-      const int at = k + step * STRIDE < a.hidden ? k + step * STRIDE : k;
+    UNROLL for (int k_tile = 0; k_tile < ROUTE_AHEAD; k_tile++) {
+      const int at = k + k_tile * STRIDE < a.hidden ? k + k_tile * STRIDE : k;
       UNROLL for (int e = 0; e < ROUTE_EXPERTS; e++) {
         const int expert = first + e < a.n_experts ? first + e : a.n_experts - 1;
-        load_some<FORMAT, N>(a.w, (i64)expert * a.hidden + at, w[step][e]);
+        load_some<FORMAT, N>(a.w, (i64)expert * a.hidden + at, w[k_tile][e]);
       }
-      load_some<FORMAT_F32, N>(in, at, t[step]);
+      load_some<FORMAT_F32, N>(in, at, t[k_tile]);
     }
-    UNROLL for (int step = 0; step < ROUTE_AHEAD; step++) {
-      if (k + step * STRIDE >= a.hidden) break;
+    UNROLL for (int k_tile = 0; k_tile < ROUTE_AHEAD; k_tile++) {
+      if (k + k_tile * STRIDE >= a.hidden) break;
       UNROLL for (int i = 0; i < N; i++) {
-        const Sum v = t[step][i];
-        UNROLL for (int e = 0; e < ROUTE_EXPERTS; e++) add_product(sums[0][e], w[step][e][i], v);
+        const Sum v = t[k_tile][i];
+        UNROLL for (int e = 0; e < ROUTE_EXPERTS; e++) add_product(sums[0][e], w[k_tile][e][i], v);
       }
     }
   }
@@ -102,13 +102,13 @@ template <int FORMAT> struct RawWeights {
   }
 };
 
-// A step of K of the block's rows: [row][first or second four of a lane's eight][lane], so that a wave reads without
+// A K tile of the block's rows: [row][first or second four of a lane's eight][lane], so that a wave reads without
 // bank conflicts. Double-buffered: one stage is filled while the other is read.
 struct StagedRows {
   enum : int { PIECES = ROUTE_ROWS * 2 * WAVE };           // of four elements each
   Piece pieces[2][PIECES];
 };
-// A thread's pieces of the next step, in flight.
+// A thread's pieces of the next K tile, in flight.
 template <int THREADS> struct Ahead {
   enum : int { COUNT = StagedRows::PIECES / THREADS };
   Piece pieces[COUNT];
@@ -133,9 +133,9 @@ template <int FORMAT, int E> DEV void load_experts(const RouteArgs& a, int first
     raw[e].load(a.w, (i64)expert * a.hidden + (k < a.hidden ? k : 0));
   }
 }
-// A step of K: products of ROWS staged rows, ROW_PIECES apart, and E experts.
+// A K tile: products of ROWS staged rows, ROW_PIECES apart, and E experts.
 template <class Sum, int FORMAT, int E, int ROWS, int ROW_PIECES>
-DEV void multiply_step(const RawWeights<FORMAT>* raw, const Piece* stage, Sum (*sums)[E]) {
+DEV void multiply_k_tile(const RawWeights<FORMAT>* raw, const Piece* stage, Sum (*sums)[E]) {
   UNROLL for (int half = 0; half < 2; half++) {
     Sum w[E][4];
     UNROLL for (int e = 0; e < E; e++) raw[e].take(half, w[e]);
@@ -159,7 +159,7 @@ DEV void finish_rows(const RouteArgs& a, const Sum (*sums)[E], int first, Routin
     }
 }
 
-// E experts per wave. Beyond the last row, the last one is repeated. (Prefetching two steps ahead was slower by a
+// E experts per wave. Beyond the last row, the last one is repeated. (Prefetching two ahead was slower by a
 // tenth.)
 template <class Sum, int FORMAT, int E, int THREADS>
 DEV void multiply_staged(const RouteArgs& a, const float* in, int rows, StagedRows& stage, Routing<ROUTE_ROWS>& s) {
@@ -171,13 +171,13 @@ DEV void multiply_staged(const RouteArgs& a, const float* in, int rows, StagedRo
     Ahead<THREADS> ahead;
     ahead.load(a, in, rows, 0);
     load_experts<FORMAT, E>(a, first, LANE * 8, next);
-    for (int k = 0; k < a.hidden; k += ROUTE_STEP, turn ^= 1) {
+    for (int k = 0; k < a.hidden; k += ROUTE_K_TILE, turn ^= 1) {
       ahead.store(stage.pieces[turn]);
       UNROLL for (int e = 0; e < E; e++) raw[e] = next[e];
       barrier();
-      if (k + ROUTE_STEP < a.hidden)
-        ahead.load(a, in, rows, k + ROUTE_STEP), load_experts<FORMAT, E>(a, first, k + ROUTE_STEP + LANE * 8, next);
-      if (k + LANE * 8 < a.hidden) multiply_step<Sum, FORMAT, E, ROUTE_ROWS, 2 * WAVE>(raw, stage.pieces[turn], sums);
+      if (k + ROUTE_K_TILE < a.hidden)
+        ahead.load(a, in, rows, k + ROUTE_K_TILE), load_experts<FORMAT, E>(a, first, k + ROUTE_K_TILE + LANE * 8, next);
+      if (k + LANE * 8 < a.hidden) multiply_k_tile<Sum, FORMAT, E, ROUTE_ROWS, 2 * WAVE>(raw, stage.pieces[turn], sums);
     }
     finish_rows<Sum, E>(a, sums, first, s);
   }

@@ -20,13 +20,13 @@ KERNEL(attention_peak, PeakArgs, THREADS, 2, 1) {
   Queries q[STRIPS];
   Rows r[STRIPS] = {};
   UNROLL for (int u = 0; u < STRIPS; u++) {
-    UNROLL for (int s = 0; s < STEPS; s++) UNROLL for (int i = 0; i < 4; i++) q[u].v[s][i] = random_pair();
+    UNROLL for (int s = 0; s < K16S; s++) UNROLL for (int i = 0; i < 4; i++) q[u].v[s][i] = random_pair();
     UNROLL for (int row = 0; row < 2; row++) r[u].m[row] = NEGATIVE_INFINITY;
   }
   const u32 at = shared_address(tile);
   ROLLED for (int i = 0; i < a.iterations * TILES; i++) {
     float s[STRIPS][32];
-    u32 p[STRIPS][STEPS][4];
+    u32 p[STRIPS][K16S][4];
     multiply_keys<FORMAT_F16>(s, q, at);
     UNROLL for (int u = 0; u < STRIPS; u++) {
       float f[2];

@@ -37,7 +37,7 @@ DEV Queries load_queries(const AttentionArgs& a, const Item& item, int query) {
   UNROLL for (int row = 0; row < 2; row++) {
     const i64 of = (i64)(item.row + min(query + row, item.rows - 1)) * a.heads + item.kv_head * GROUP_HEADS + LANE / 4;
     const u32* from = (const u32*)a.q + of * (HEAD_DIM / 2) + LANE % 4;
-    UNROLL for (int s = 0; s < STEPS; s++) q.v[s][row] = __ldg(from + 8 * s), q.v[s][2 + row] = __ldg(from + 8 * s + 4);
+    UNROLL for (int s = 0; s < K16S; s++) q.v[s][row] = __ldg(from + 8 * s), q.v[s][2 + row] = __ldg(from + 8 * s + 4);
   }
   return q;
 }
@@ -84,7 +84,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a) {
     if (page < first || page > last) continue;
     const u32 at = ring + (page - begin) % STAGES * TILE_BYTES;
     float s[STRIPS][32];
-    u32 p[STRIPS][STEPS][4];
+    u32 p[STRIPS][K16S][4];
     multiply_keys<FORMAT>(s, q, at);
     UNROLL for (int u = 0; u < STRIPS; u++) {
       float f[2];

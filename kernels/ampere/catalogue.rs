@@ -126,18 +126,18 @@ struct Shape {
     /// Stages.
     stages: usize,
     /// There is code for each multiple of so many tokens.
-    step: usize,
+    width: usize,
     /// Blocks of a multiprocessor that registers leave room for.
     blocks: usize,
 }
 
-const fn shape(warps: usize, units: usize, slabs: usize, stages: usize, step: usize, blocks: usize) -> Shape {
+const fn shape(warps: usize, units: usize, slabs: usize, stages: usize, width: usize, blocks: usize) -> Shape {
     Shape {
         warps,
         units,
         slabs,
         stages,
-        step,
+        width,
         blocks,
     }
 }
@@ -172,7 +172,7 @@ const fn tile(
         parameters: Parameters::of(&[
             ("UNITS", by.units),
             ("SLABS", by.slabs),
-            ("STEP", by.step),
+            ("WIDTH", by.width),
             ("BLOCKS", by.blocks),
         ]),
     }
@@ -215,7 +215,7 @@ const EXACT_BF16: Activations = &[(Bf16, 3)];
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
     // Columns: the rows from which it may be taken, and the parameters of `tile`; those of `shape` are warps, units
-    // of weights of each, slabs of a stage, stages, the step of tokens that there is code for, and blocks of a
+    // of weights of each, slabs of a stage, stages, tokens of whose multiples there is code, and blocks of a
     // multiprocessor.
     //
     // qkv and attn_out. With few rows their 80 and 45 blocks of 64 weight rows would leave multiprocessors idle: blocks

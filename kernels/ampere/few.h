@@ -56,20 +56,20 @@ template <class P> struct Few {
 
     DEV void load(u32 stage, const typename Mine::At& at) {
       mine.load(stage + P::TOKEN_BYTES, at);
-      if constexpr (P::IS_W16) UNROLL for (int step = 0; step < 4; step++) mine.fragment(step, a[step]);
+      if constexpr (P::IS_W16) UNROLL for (int k16 = 0; k16 < 4; k16++) mine.fragment(k16, a[k16]);
       // A token's pieces 0 to 3 and 4 to 7.
       const u32 pieces = stage + LANE % 8 * ROW_BYTES + (LANE / 8 ^ LANE % 8) * 16;
       load_matrices(b[0], pieces);
       load_matrices(b[1], pieces ^ 64);
     }
     DEV void multiply(float (&sum)[1][4]) const {
-      UNROLL for (int step = 0; step < 4; step++) {
-        const u32 b0 = b[step / 2][step % 2 * 2], b1 = b[step / 2][step % 2 * 2 + 1];
+      UNROLL for (int k16 = 0; k16 < 4; k16++) {
+        const u32 b0 = b[k16 / 2][k16 % 2 * 2], b1 = b[k16 / 2][k16 % 2 * 2 + 1];
         if constexpr (P::IS_W16) {
-          mma<P::ELEMENTS>(sum[0], a[step][0], b0, b1);
+          mma<P::ELEMENTS>(sum[0], a[k16][0], b0, b1);
         } else {
           u32 decoded[1][4];
-          mine.fragment(step, decoded);
+          mine.fragment(k16, decoded);
           mma<P::ELEMENTS>(sum[0], decoded[0], b0, b1);
         }
       }

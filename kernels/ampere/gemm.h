@@ -7,7 +7,7 @@
 //
 // Stages  Weights and tokens come into a ring buffer of stages by cp.async, each stage SLABS slabs of 64 along K. One
 //         barrier a stage: behind it all of the stage is there, and the stage before is free, which is filled again.
-// Sums    `fast` (one term) has one float32 accumulator per element, k16 step after k16 step. `exact` sums each slab of
+// Sums    `fast` (one term) has one float32 accumulator per element, k16 after k16. `exact` sums each slab of
 //         64, of MXFP4 each two, in fresh accumulators, low terms first, and adds up these sums in float32, which
 //         rounds to nearest as mma.sync does not; of 16-bit weights SLABS_TOGETHER at a time. In both an element's sum
 //         depends on nothing but its row and its column.
@@ -21,8 +21,8 @@
 #include "weights.h"
 #include "work.h"
 
-// SHARED_BYTES: the block's dynamic shared memory. STEP: there is code for each multiple of so many tokens up to N.
-template <class Op, class Weights, int FORMAT, int TERMS, int N, int WARPS, int UNITS, int SLABS, int STEP,
+// SHARED_BYTES: the block's dynamic shared memory. WIDTH: there is code for each multiple of so many tokens up to N.
+template <class Op, class Weights, int FORMAT, int TERMS, int N, int WARPS, int UNITS, int SLABS, int WIDTH,
           int SHARED_BYTES>
 struct Product {
   enum : bool { IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS, FEW = N == 8 && TERMS == 1 };
@@ -59,11 +59,11 @@ struct Product {
         commit_copies();
       }
     }
-    // Step number `step` of SLABS slabs.
-    DEV void copy(u32 to, int step) const {
+    // K tile number `k_tile`, of SLABS slabs.
+    DEV void copy(u32 to, int k_tile) const {
 #pragma unroll
       for (int i = 0; i < SLABS; i++) {
-        const int k = step * SLABS + i;
+        const int k = k_tile * SLABS + i;
         if (k >= k_blocks) break;
         copy_pieces<WEIGHT_BYTES / 16, THREADS>(to + SLABS * TOKEN_BYTES + i * WEIGHT_BYTES, weights + k * weight_slab,
                                                 weight_pieces);
@@ -96,14 +96,14 @@ struct Product {
         for (int i = 0; i < W / 2; i++) sum[m][i] = add_rn(sum[m][i], more[m][i]);
     }
 
-    // sum += a k16 step's weights times its tokens. `tokens`: the slab's.
-    static DEV void multiply_step(float (&sum)[UNITS][W / 2], const u32 (&a)[UNITS][4], u32 tokens, int step) {
+    // sum += a k16's weights times its tokens. `tokens`: the slab's.
+    static DEV void multiply_k16(float (&sum)[UNITS][W / 2], const u32 (&a)[UNITS][4], u32 tokens, int k16) {
       // Rows LANE % 8, and of pairs of 8 tokens LANE / 16 * 8 more; pieces are swizzled.
       const u32 pair = tokens + (LANE % 8 + LANE / 16 * 8) * ROW_BYTES + (LANE / 8 % 2 ^ LANE % 8) * 16;
 #pragma unroll
       for (int j = 0; j < PAIRS; j++) {
         u32 b[4];
-        load_matrices(b, (pair ^ step * 32) + j * 16 * ROW_BYTES);
+        load_matrices(b, (pair ^ k16 * 32) + j * 16 * ROW_BYTES);
 #pragma unroll
         for (int m = 0; m < UNITS; m++) {
           mma<FORMAT>(sum[m] + 8 * j, a[m], b[0], b[1]);
@@ -112,7 +112,7 @@ struct Product {
       }
       if constexpr (SINGLES) {
         u32 b[2];
-        load_two_matrices(b, (pair_of_one(tokens) ^ step * 32) + PAIRS * 16 * ROW_BYTES);
+        load_two_matrices(b, (pair_of_one(tokens) ^ k16 * 32) + PAIRS * 16 * ROW_BYTES);
 #pragma unroll
         for (int m = 0; m < UNITS; m++) mma<FORMAT>(sum[m] + 8 * PAIRS, a[m], b[0], b[1]);
       }
@@ -120,10 +120,10 @@ struct Product {
     // sum += a slab's weights times one term of its tokens.
     static DEV void multiply_slab(float (&sum)[UNITS][W / 2], const Mine& mine, u32 tokens) {
 #pragma unroll
-      for (int step = 0; step < 4; step++) {
+      for (int k16 = 0; k16 < 4; k16++) {
         u32 a[UNITS][4];
-        mine.fragment(step, a);
-        multiply_step(sum, a, tokens, step);
+        mine.fragment(k16, a);
+        multiply_k16(sum, a, tokens, k16);
       }
     }
     static DEV u32 pair_of_one(u32 tokens) {
@@ -170,7 +170,7 @@ struct Product {
       }
     }
 
-    // MXFP4 in stages of one slab: a k16 step's weights are decoded before the step ahead of it is multiplied, also
+    // MXFP4 in stages of one slab: a k16's weights are decoded before the one ahead of it is multiplied, also
     // over the wait for a stage. (16-bit weights, of which there are more to load, take longer so.)
     DEV void multiply_ahead(int k_blocks, const Source& source, u32 shared, const typename Mine::At& at) {
       wait_copies<STAGES - 2>();
@@ -183,9 +183,9 @@ struct Product {
       for (int k = 0; k < k_blocks; k++) {
         const u32 tokens = shared + stage * STAGE_BYTES;
 #pragma unroll
-        for (int step = 0; step < 3; step++) {
-          mine.fragment(step + 1, fragment[(step + 1) % 2]);
-          multiply_step(sum, fragment[step % 2], tokens, step);
+        for (int k16 = 0; k16 < 3; k16++) {
+          mine.fragment(k16 + 1, fragment[(k16 + 1) % 2]);
+          multiply_k16(sum, fragment[k16 % 2], tokens, k16);
         }
         if (++stage == STAGES) stage = 0;
         wait_copies<STAGES - 3>();
@@ -195,7 +195,7 @@ struct Product {
         if (++fill == STAGES) fill = 0;
         mine.load(shared + stage * STAGE_BYTES + TOKEN_BYTES, at);  // behind the last slab anything
         mine.fragment(0, fragment[0]);
-        multiply_step(sum, fragment[1], tokens, 3);
+        multiply_k16(sum, fragment[1], tokens, 3);
       }
     }
 
@@ -206,22 +206,22 @@ struct Product {
       else multiply_in_turn(a, source);
     }
     DEV void multiply_in_turn(const GemmArgs& a, const Source& source) {
-      const int steps = (a.k_blocks + SLABS - 1) / SLABS;
+      const int k_tiles = (a.k_blocks + SLABS - 1) / SLABS;
       const u32 shared = shared_address(DYNAMIC_SHARED);
       const typename Mine::At at = Mine::locate();
       float total[IS_W16 && TERMS > 1 ? UNITS : 1][W / 2];
       if constexpr (IS_W16 && TERMS > 1) clear(total);
-      int fill = STAGES - 1, stage = 0;                    // where the next step goes, and where this one is
-      for (int step = 0; step < steps; step++) {
+      int fill = STAGES - 1, stage = 0;                    // where the next K tile goes, and where this one is
+      for (int k_tile = 0; k_tile < k_tiles; k_tile++) {
         wait_copies<STAGES - 2>();
         barrier();
-        if (step + STAGES - 1 < steps) source.copy(shared + fill * STAGE_BYTES, step + STAGES - 1);
+        if (k_tile + STAGES - 1 < k_tiles) source.copy(shared + fill * STAGE_BYTES, k_tile + STAGES - 1);
         commit_copies();
         if constexpr (IS_W16 && TERMS > 1) {
           static_assert(SLABS_TOGETHER % SLABS == 0, "sums of slabs do not cross stages");
-          if (step > 0 && step % (SLABS_TOGETHER / SLABS) == 0) add(total, sum), clear(sum);
+          if (k_tile > 0 && k_tile % (SLABS_TOGETHER / SLABS) == 0) add(total, sum), clear(sum);
         }
-        multiply_stage(shared + stage * STAGE_BYTES, min((int)SLABS, a.k_blocks - step * SLABS), at);
+        multiply_stage(shared + stage * STAGE_BYTES, min((int)SLABS, a.k_blocks - k_tile * SLABS), at);
         if (++stage == STAGES) stage = 0;
         if (++fill == STAGES) fill = 0;
       }
@@ -295,7 +295,7 @@ struct Product {
   }
   template <int W> static DEV void pick(const GemmArgs& a, const Chunk& c, Source& source) {
     if constexpr (W < N)
-      if (c.rows > W) return pick<(W + STEP < N ? W + STEP : N)>(a, c, source);
+      if (c.rows > W) return pick<(W + WIDTH < N ? W + WIDTH : N)>(a, c, source);
     run_tile<W>(a, c, source);
   }
 
@@ -306,13 +306,13 @@ struct Product {
     if (c.units == 0) return;
     Source source(a, c);
     source.start(shared_address(DYNAMIC_SHARED));
-    pick<STEP>(a, c, source);
+    pick<WIDTH>(a, c, source);
   }
 };
 
 // The maker. BLOCKS: of a multiprocessor, to compile for.
-#define PRODUCT(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, UNITS, SLABS, STEP, BLOCKS) \
+#define PRODUCT(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, UNITS, SLABS, WIDTH, BLOCKS)\
   KERNEL(NAME, OP::Args, THREADS, BLOCKS, 1) {                                                                     \
-    Product<OP, WEIGHTS, FORMAT, TERMS, N, THREADS / WAVE, UNITS, SLABS, STEP, SHARED_BYTES>::run(                 \
+    Product<OP, WEIGHTS, FORMAT, TERMS, N, THREADS / WAVE, UNITS, SLABS, WIDTH, SHARED_BYTES>::run(                \
         OP::product_of(a));                                                                                        \
   }

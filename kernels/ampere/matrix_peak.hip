@@ -8,7 +8,7 @@ enum : int {
   THREADS = MATRIX_PEAK_THREADS,
   UNITS = 2,
   COLUMNS = 8,                                             // of eight each
-  STEPS = PEAK_FLOPS / (THREADS / WAVE * UNITS * COLUMNS * 2 * 16 * 8 * 16),
+  ROUNDS = PEAK_FLOPS / (THREADS / WAVE * UNITS * COLUMNS * 2 * 16 * 8 * 16),
 };
 
 KERNEL(matrix_peak, PeakArgs, THREADS, 2, 1) {
@@ -22,7 +22,7 @@ KERNEL(matrix_peak, PeakArgs, THREADS, 2, 1) {
   float sums[UNITS][COLUMNS][4] = {};
   for (int i = 0; i < a.iterations; i++)
 #pragma unroll
-    for (int step = 0; step < STEPS; step++)
+    for (int round = 0; round < ROUNDS; round++)
 #pragma unroll
       for (int unit = 0; unit < UNITS; unit++)
 #pragma unroll

@@ -16,15 +16,15 @@ static_assert(THREADS >= NORM_THREADS && NORM_ROUTE_LEAN_MOST_HIDDEN == NORM_THR
 
 // A lane's pieces of its wave's experts: those of half a row on their way to registers, the others to L2.
 struct RouterRows {
-  enum : int { AHEAD = NORM_ROUTE_LEAN_MOST_HIDDEN / ROUTE_STEP / 2 };
+  enum : int { AHEAD = NORM_ROUTE_LEAN_MOST_HIDDEN / ROUTE_K_TILE / 2 };
   const u16* at[EXPERTS];
   Piece pieces[AHEAD][EXPERTS];
 
   DEV RouterRows(const RouteArgs& a) {
     UNROLL for (int e = 0; e < EXPERTS; e++)
       at[e] = (const u16*)a.w + (i64)min(TID / WAVE * EXPERTS + e, a.n_experts - 1) * a.hidden;
-    UNROLL for (int i = 0; i < AHEAD; i++) load(i, LANE * 8 + i * ROUTE_STEP, a.hidden);
-    const int k = AHEAD * ROUTE_STEP + LANE * 64;          // 128 bytes
+    UNROLL for (int i = 0; i < AHEAD; i++) load(i, LANE * 8 + i * ROUTE_K_TILE, a.hidden);
+    const int k = AHEAD * ROUTE_K_TILE + LANE * 64;        // 128 bytes
     UNROLL for (int e = 0; e < EXPERTS; e++)
       if (k < a.hidden) prefetch_l2(at[e] + k);
   }
@@ -38,13 +38,13 @@ DEV void multiply_row(const RouteArgs& a, const float* in, RouterRows& rows, flo
   const int expert = TID / WAVE * EXPERTS + LANE;
   const float bias = LANE < EXPERTS && expert < a.n_experts ? a.bias[expert] : 0.f;
   TreeSums<float> sums = {};
-  ROLLED for (int begin = LANE * 8; begin < a.hidden; begin += RouterRows::AHEAD * ROUTE_STEP)
+  ROLLED for (int begin = LANE * 8; begin < a.hidden; begin += RouterRows::AHEAD * ROUTE_K_TILE)
     UNROLL for (int i = 0; i < RouterRows::AHEAD; i++) {
-      const int k = begin + i * ROUTE_STEP;
+      const int k = begin + i * ROUTE_K_TILE;
       if (k >= a.hidden) break;
       u32x4 w[EXPERTS];
       UNROLL for (int e = 0; e < EXPERTS; e++) w[e] = __builtin_bit_cast(u32x4, rows.pieces[i][e]);
-      rows.load(i, k + RouterRows::AHEAD * ROUTE_STEP, a.hidden);
+      rows.load(i, k + RouterRows::AHEAD * ROUTE_K_TILE, a.hidden);
       UNROLL for (int half = 0; half < 2; half++) {
         const f32x4 t = *(const f32x4*)(in + k + half * 4);
         UNROLL for (int j = 0; j < 4; j++)

@@ -6,7 +6,7 @@
 #include "../mma/warp.h"
 
 // UNITS: of the warp. locate() says where this lane's parts of a slab begin, load() gets them, fragment() gives the
-// fragments of k16 step `step`, of four.
+// fragments of k16 `k16`, of four.
 template <class Weights, int FORMAT, int UNITS> struct Units;
 
 template <int FORMAT, int UNITS> struct Units<Mxfp4, FORMAT, UNITS> {
@@ -28,10 +28,10 @@ template <int FORMAT, int UNITS> struct Units<Mxfp4, FORMAT, UNITS> {
       asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales[m]) : "r"(slab + at.scales + m * 32));
     }
   }
-  DEV void fragment(int step, u32 (&a)[UNITS][4]) const {
+  DEV void fragment(int k16, u32 (&a)[UNITS][4]) const {
 #pragma unroll
     for (int m = 0; m < UNITS; m++)
-      decode8<FORMAT>(words[m][step], Fp4<FORMAT>::scales(scales[m], step / 2), a[m]);
+      decode8<FORMAT>(words[m][k16], Fp4<FORMAT>::scales(scales[m], k16 / 2), a[m]);
   }
 };
 
@@ -43,8 +43,8 @@ template <int FORMAT, int UNITS> struct Units<W16, FORMAT, UNITS> {
     return {(u32)(TID / WAVE * UNITS * W16::UNIT_BYTES + LANE % 16 * SLAB * 2 + (LANE / 16 ^ LANE % 8) * 16)};
   }
   DEV void load(u32 slab, const At& at) { from = slab + at.row; }
-  DEV void fragment(int step, u32 (&a)[UNITS][4]) const {
+  DEV void fragment(int k16, u32 (&a)[UNITS][4]) const {
 #pragma unroll
-    for (int m = 0; m < UNITS; m++) load_matrices(a[m], (from ^ step * 32) + m * W16::UNIT_BYTES);
+    for (int m = 0; m < UNITS; m++) load_matrices(a[m], (from ^ k16 * 32) + m * W16::UNIT_BYTES);
   }
 };

@@ -27,7 +27,7 @@ KERNEL(attention_peak, PeakArgs, THREADS, 1, 1) {
   const u32 tile = shared_address((u8*)operands), queries = tile + TILE_BYTES + TID / 128 * HALF_TILE;
   Rows r = {};
   float weights[32];
-  u32 p[STEPS][4] = {};
+  u32 p[K16S][4] = {};
   for (int row = 0; row < 2; row++) r.m[row] = NEGATIVE_INFINITY;
   for (int i = 0; i < 32; i++) weights[i] = (float)((i * 7 + TID) % 13);
   pin(r.o);

@@ -173,7 +173,7 @@ DEV void compute(const AttentionArgs& a, const Item& w, Tiles& ring, u32 queries
 
   const u32 tiles = shared_address(DYNAMIC_SHARED);
   float s[32];
-  u32 p[STEPS][4];
+  u32 p[K16S][4];
   ring.wait_full();
   pin(s);
   wgmma_fence();

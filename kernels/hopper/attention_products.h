@@ -12,7 +12,7 @@ DEV void pin(float* v) { UNROLL for (int i = 0; i < 32; i++) asm volatile("" : "
 // which are the contracted dimension of Q and K (K-major), but not of V (MN-major).
 DEV u64 operand(u32 at) { return (u64)(at >> 4) | (u64)(1024 >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
 // of k16, in a descriptor's units of 16 bytes
-constexpr u32 STEP_ALONG_ROWS = 32 >> 4, STEP_DOWN_ROWS = 16 * ROW_BYTES >> 4;
+constexpr u32 K16_ALONG_ROWS = 32 >> 4, K16_DOWN_ROWS = 16 * ROW_BYTES >> 4;
 
 // Wgmma of instruction.h has no transposed operands. A is in registers.
 #define WGMMA_TRANSPOSED(types) \
@@ -25,10 +25,10 @@ template <int FORMAT> DEV void wgmma_transposed(float* d, const u32* a, u64 b) {
 }
 
 template <int FORMAT> DEV void issue_scores(float* s, u32 queries, u32 tile) {
-  UNROLL for (int k = 0; k < STEPS; k++)
-    Wgmma<FORMAT, KV_PAGE>::d16(s, operand(queries) + k * STEP_ALONG_ROWS, operand(tile) + k * STEP_ALONG_ROWS, k > 0);
+  UNROLL for (int k = 0; k < K16S; k++)
+    Wgmma<FORMAT, KV_PAGE>::d16(s, operand(queries) + k * K16_ALONG_ROWS, operand(tile) + k * K16_ALONG_ROWS, k > 0);
 }
 template <int FORMAT> DEV void issue_values(float* o, const u32 (*p)[4], u32 tile) {
-  UNROLL for (int k = 0; k < STEPS; k++)
-    wgmma_transposed<FORMAT>(o, p[k], operand(tile + HALF_TILE) + k * STEP_DOWN_ROWS);
+  UNROLL for (int k = 0; k < K16S; k++)
+    wgmma_transposed<FORMAT>(o, p[k], operand(tile + HALF_TILE) + k * K16_DOWN_ROWS);
 }

@@ -18,7 +18,7 @@ template <class G, int M> struct WarpCodes {
     at[1] = block + Mxfp4::SCALES + TID % 128 / 4 * 4;
   }
   DEV void load(const u32 (&at)[PARTS], u32 further) { codes.load(at[0] + further, at[1] + further); }
-  DEV void fragments(int step, u32 (&fragment)[M][4]) const { codes.decode(step, fragment); }
+  DEV void fragments(int k16, u32 (&fragment)[M][4]) const { codes.decode(k16, fragment); }
   DEV u32 bits() const {
     u32 all = 0;
 #pragma unroll
@@ -40,11 +40,11 @@ template <class G, int M> struct WarpW16 {
 #pragma unroll
       for (int m = 0; m < M; m++) load_matrices(values[m][s], at[s] + further + m * G::NEXT_BLOCK);
   }
-  DEV void fragments(int step, u32 (&fragment)[M][4]) const {
+  DEV void fragments(int k16, u32 (&fragment)[M][4]) const {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) fragment[m][i] = values[m][step][i];
+      for (int i = 0; i < 4; i++) fragment[m][i] = values[m][k16][i];
   }
   DEV u32 bits() const {
     u32 all = 0;
@@ -72,7 +72,7 @@ template <class G, int N, int M> struct ByWarps {
       asm volatile("" : "+r"(tokens[0]), "+r"(tokens[1]));
     }
   };
-  // Weights of two slabs in turn, tokens of a slab's halves, and the fragments of a k16 step and of the next.
+  // Weights of two slabs in turn, tokens of a slab's halves, and the fragments of a k16 and of the next.
   At at;
   Weights weights[2];
   u32 tokens[2][N / 8][4];
@@ -88,33 +88,33 @@ template <class G, int N, int M> struct ByWarps {
       load_matrices(tokens[half][j],
                     at.tokens[half] + p.stage * G::STAGE_BYTES + i * G::TOKEN_BYTES + j * 8 * SLAB * 2);
   }
-  DEV void decode(int i, int step) { weights[i % 2].fragments(step, fragment[step % 2]); }
-  DEV void multiply_step(int step, float (&sum)[M][N / 2]) const {
+  DEV void decode(int i, int k16) { weights[i % 2].fragments(k16, fragment[k16 % 2]); }
+  DEV void multiply_k16(int k16, float (&sum)[M][N / 2]) const {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
       for (int j = 0; j < N / 8; j++) {
-        const u32* b = tokens[step / 2][j] + 2 * (step % 2);
-        mma<G::ELEMENTS>(sum[m] + 4 * j, fragment[step % 2][m], b[0], b[1]);
+        const u32* b = tokens[k16 / 2][j] + 2 * (k16 % 2);
+        mma<G::ELEMENTS>(sum[m] + 4 * j, fragment[k16 % 2][m], b[0], b[1]);
       }
   }
 
-  // COUNT slabs of a stage from slab FIRST on. A slab is loaded during the last two steps of the slab before, and
-  // leaves its own last two to the slab behind; a step is decoded before the one ahead of it is multiplied. So the
+  // COUNT slabs of a stage from slab FIRST on. A slab is loaded during the last two k16s of the slab before, and
+  // leaves its own last two to the slab behind; one is decoded before the one ahead of it is multiplied. So the
   // chain of multiplications goes on over the wait for a stage.
   template <int COUNT, int FIRST> DEV void multiply_slabs(const Pipe& p, float (&sum)[M][N / 2]) {
 #pragma unroll
     for (int i = FIRST; i < FIRST + COUNT; i++) {
       load_weights(p, i);
       load_tokens(p, i, 0);
-      multiply_step(2, sum);
+      multiply_k16(2, sum);
       decode(i + 1, 3);
-      multiply_step(3, sum);
+      multiply_k16(3, sum);
       load_tokens(p, i, 1);
       decode(i, 0);
-      multiply_step(0, sum);
+      multiply_k16(0, sum);
       decode(i, 1);
-      multiply_step(1, sum);
+      multiply_k16(1, sum);
       decode(i, 2);
     }
   }
@@ -136,11 +136,11 @@ template <class G, int N, int M> struct ByWarps {
     G::release(then, p.stage);
     G::advance(p);
   }
-  // The last two steps of slab i.
+  // The last two k16s of slab i.
   DEV void finish(int i, float (&sum)[M][N / 2]) {
-    multiply_step(2, sum);
+    multiply_k16(2, sum);
     decode(i, 3);
-    multiply_step(3, sum);
+    multiply_k16(3, sum);
   }
 
   static DEV void multiply(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
@@ -149,7 +149,7 @@ template <class G, int N, int M> struct ByWarps {
     ByWarps by = {At(p)};                                  // before the first slab comes one of zeros
     const u32 zero = (u32)(a.k_blocks >> 31);
     const int whole = a.k_blocks / SLABS, rest = a.k_blocks % SLABS;
-    for (int step = 0; step < whole; step++) {
+    for (int k_tile = 0; k_tile < whole; k_tile++) {
       G::wait_full(p);
       by.template multiply_slabs<SLABS, 0>(p, sum);
       release(p, by.loaded(SLABS - 1, zero));

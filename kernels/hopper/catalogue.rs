@@ -301,8 +301,8 @@ enum Loop {
     },
     /// 16-bit weights from shared memory (w16_loop.h).
     OfW16 { widths: &'static [usize], blocks: usize },
-    /// MXFP4 weights, decoded in registers (codes_loop.h): `k16s` k16 steps make a group of wgmma, of which `in_flight`
-    /// are in flight.
+    /// MXFP4 weights, decoded in registers (codes_loop.h): `k16s` times 16 along K make a group of wgmma, of which
+    /// `in_flight` are in flight.
     OfCodes {
         widths: &'static [usize],
         blocks: usize,

@@ -17,10 +17,10 @@ template <class G, int M> struct Codes {
       asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales[m]) : "r"(scales_at + further));
     }
   }
-  DEV void decode(int step, u32 (&fragment)[M][4]) const {
+  DEV void decode(int k16, u32 (&fragment)[M][4]) const {
 #pragma unroll
     for (int m = 0; m < M; m++)
-      decode8<G::ELEMENTS>(words[m][step], Fp4<G::ELEMENTS>::scales(scales[m], step / 2), fragment[m]);
+      decode8<G::ELEMENTS>(words[m][k16], Fp4<G::ELEMENTS>::scales(scales[m], k16 / 2), fragment[m]);
   }
 };
 

@@ -5,8 +5,8 @@
 #include "instruction.h"
 #include "loop.h"
 
-// G: the product (gemm.h). A software pipeline: while wgmma multiplies a group of K16S steps, the next group is decoded
-// into the other fragment buffer.
+// G: the product (gemm.h). A software pipeline: while wgmma multiplies a group of k16s, the next group is decoded into
+// the other fragment buffer.
 //
 //   IN_FLIGHT 2   decoding begins when the group before is done
 //   IN_FLIGHT 1   the compiler spreads decoding over the group's multiplications, for which the next stage's codes have

@@ -45,7 +45,7 @@ template <class G> struct Blocks {
     else skip(a, p);
   }
   static DEV void skip(const GemmArgs& a, Pipe& p) {
-    for (int step = 0; step < G::steps_of(a); step++, G::advance(p)) G::wait_full(p), G::release(p, p.stage);
+    for (int k_tile = 0; k_tile < G::k_tiles_of(a); k_tile++, G::advance(p)) G::wait_full(p), G::release(p, p.stage);
   }
 
   // The first of this thread's two rows in its warpgroup's m-th block.

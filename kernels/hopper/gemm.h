@@ -29,7 +29,7 @@
 //   Warpgroup w has the blocks w, w + warpgroups, .. of the chunk's blocks of 64 weight rows, over all of K, in
 //     registers; where tokens come first, all of the chunk's rows for its 64 tokens.
 //
-// Sums: `fast` (one term) has one float32 accumulator per element, k16 step after k16 step. `exact` sums each slab of
+// Sums: `fast` (one term) has one float32 accumulator per element, k16 after k16. `exact` sums each slab of
 // 64, of MXFP4 each two, in fresh accumulators, low terms first, and adds up these sums in float32 (Hopper converts to
 // float64 slowly, and float32 additions round to nearest, as wgmma's do not), of 16-bit weights SLABS_TOGETHER at a
 // time. In both an element's sum depends on nothing but its row and its column.
@@ -200,10 +200,10 @@ struct Gemm {
 
   // ------------------------------------------------------------------------------------------------------ producers
   static DEV int producer() { return PRODUCERS == 1 ? 0 : TID / WAVE - CONSUMERS / WAVE; }
-  // Where a producer's first stage is that it has to wait for: that of this step of the first chunk.
-  static DEV void begin_at(Pipe& p, int step) {
-    p.stage = step % STAGES;
-    p.phase = step / STAGES % 2 ^ 1;                       // the parity of `empty`: the first round does not wait
+  // Where a producer's first stage is that it has to wait for: that of this K tile of the first chunk.
+  static DEV void begin_at(Pipe& p, int k_tile) {
+    p.stage = k_tile % STAGES;
+    p.phase = k_tile / STAGES % 2 ^ 1;                     // the parity of `empty`: the first round does not wait
   }
   static DEV void wait_empty(const Pipe& p) { barrier_wait(p.empty + 8 * p.stage, p.phase); }
   // To the producer's next stage.
@@ -212,59 +212,59 @@ struct Gemm {
     if (p.stage >= STAGES) p.stage -= STAGES, p.phase ^= 1;
   }
 
-  // A chunk's stages along K, its steps, and the slabs of one of them.
-  static DEV int steps_of(const GemmArgs& a) { return (a.k_blocks + SLABS - 1) / SLABS; }
-  static DEV int slabs_of(const GemmArgs& a, int step) {
-    return SLABS == 1 ? 1 : min((int)SLABS, a.k_blocks - step * SLABS);
+  // A chunk's K tiles, each of which fills a stage, and the slabs of one of them.
+  static DEV int k_tiles_of(const GemmArgs& a) { return (a.k_blocks + SLABS - 1) / SLABS; }
+  static DEV int slabs_of(const GemmArgs& a, int k_tile) {
+    return SLABS == 1 ? 1 : min((int)SLABS, a.k_blocks - k_tile * SLABS);
   }
-  static DEV void request_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int step) {
-    expect_weights(a, p, stage, c, step);
-    copy_weights(a, p, stage, c, step);
+  static DEV void request_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int k_tile) {
+    expect_weights(a, p, stage, c, k_tile);
+    copy_weights(a, p, stage, c, k_tile);
   }
   // One thread's work where each role finds its chunks: all stages in turn, of which EARLY_STAGES get the first chunk's
   // weights before the predecessor ends.
   template <int EARLY_STAGES> static DEV void produce_by_thread(const GemmArgs& a, Work work, Pipe p) {
     Chunk c;
     bool some = work.template next<false>(c);
-    const int steps = steps_of(a);
-    int early = 0;                                         // the first chunk's steps whose weights are under way
-    for (; some && early < min(EARLY_STAGES, steps); early++) request_weights(a, p, early, c, early);
+    const int k_tiles = k_tiles_of(a);
+    int early = 0;                                         // the first chunk's K tiles whose weights are under way
+    for (; some && early < min(EARLY_STAGES, k_tiles); early++) request_weights(a, p, early, c, early);
     after_predecessor();
     const int rows = T::SINGLE ? rows_to_copy(a) : 0;
     begin_at(p, 0);
     for (; some; some = work.template next<false>(c), early = 0) {
       if (T::SINGLE) c.rows = rows;
-      for (int step = 0; step < steps; step++) {
+      for (int k_tile = 0; k_tile < k_tiles; k_tile++) {
         wait_empty(p);
-        if (step >= early) request_weights(a, p, p.stage, c, step);
-        copy_tokens(a, p, c, step);
+        if (k_tile >= early) request_weights(a, p, p.stage, c, k_tile);
+        copy_tokens(a, p, c, k_tile);
         produced(p);
       }
     }
   }
-  static DEV void expect_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int step) {
-    barrier_expect(p.full + 8 * stage, slabs_of(a, step) * c.units * UNIT_BYTES);
+  static DEV void expect_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int k_tile) {
+    barrier_expect(p.full + 8 * stage, slabs_of(a, k_tile) * c.units * UNIT_BYTES);
   }
-  static DEV void copy_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int step) {
+  static DEV void copy_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int k_tile) {
     const u32 bytes = c.units * UNIT_BYTES, bar = p.full + 8 * stage;
     const u32 to = p.base + stage * STAGE_BYTES + SLABS * TOKEN_BYTES;
     const i64 slab = (i64)a.row_blocks * BLOCK_BYTES;
-    const u8* from = a.weights + ((i64)c.group * a.k_blocks + step * SLABS) * slab + c.unit * UNIT_BYTES;
-    for (int i = 0; i < slabs_of(a, step); i++, from += slab)
+    const u8* from = a.weights + ((i64)c.group * a.k_blocks + k_tile * SLABS) * slab + c.unit * UNIT_BYTES;
+    for (int i = 0; i < slabs_of(a, k_tile); i++, from += slab)
       bulk_copy(to + i * WEIGHT_BYTES, from, bytes, bar, Loop::READ_AGAIN ? evict_normal() : evict_first());
   }
 
   // Copies rows up to a multiple of 8. Those beyond the tile's own are other tiles' or experts'; what they yield is not
   // stored.
-  static DEV void copy_tokens(const GemmArgs& a, const Pipe& p, const Chunk& c, int step) {
+  static DEV void copy_tokens(const GemmArgs& a, const Pipe& p, const Chunk& c, int k_tile) {
     const u32 bytes = (c.rows + 7) / 8 * 8 * SLAB * 2, bar = p.full + 8 * p.stage;
-    const int slabs = slabs_of(a, step), row = Op::OF_ROUTER && a.picks ? 0 : c.row;
+    const int slabs = slabs_of(a, k_tile), row = Op::OF_ROUTER && a.picks ? 0 : c.row;
     barrier_arrive_expect(bar, slabs * bytes * TERMS);
     if (bytes == 0) return;
     for (int i = 0; i < slabs; i++)
       for (int term = 0; term < TERMS; term++)
         bulk_copy(p.base + p.stage * STAGE_BYTES + i * TOKEN_BYTES + term * TERM_BYTES,
-                  a.input + term * a.in_term + ((i64)(step * SLABS + i) * a.in_rows + row) * SLAB,
+                  a.input + term * a.in_term + ((i64)(k_tile * SLABS + i) * a.in_rows + row) * SLAB,
                   bytes, bar, evict_last());
   }
 

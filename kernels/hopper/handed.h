@@ -49,20 +49,20 @@ struct HandedByLanes {
       Chunk c;
       bool some = work.template next<false>(c);
       if (G::by_picks(a)) global_proxy_fence();
-      const int steps = G::steps_of(a);
-      int step = 0, place = 0;
-      if (some) step = Mine::filled(a);
+      const int k_tiles = G::k_tiles_of(a);
+      int k_tile = 0, place = 0;
+      if (some) k_tile = Mine::filled(a);
       if (some) Mine::fill_early(a, p, c);
       if (G::EARLY) after_predecessor();
       if (some) Mine::fill(a, p, c, [&] { chunks[0] = c; });
       if (LANE > 0) return;
-      G::begin_at(p, step);
-      for (; some; some = work.template next<false>(c), step = 0) {
-        for (; step < steps; step++) {
+      G::begin_at(p, k_tile);
+      for (; some; some = work.template next<false>(c), k_tile = 0) {
+        for (; k_tile < k_tiles; k_tile++) {
           G::wait_empty(p);
-          if (step == 0) chunks[place] = c;
-          if (step >= Mine::WEIGHTS_ALONE) G::request_weights(a, p, p.stage, c, step);
-          G::copy_tokens(a, p, c, step);
+          if (k_tile == 0) chunks[place] = c;
+          if (k_tile >= Mine::WEIGHTS_ALONE) G::request_weights(a, p, p.stage, c, k_tile);
+          G::copy_tokens(a, p, c, k_tile);
           G::produced(p);
         }
         place = Both::next_place(place);
@@ -85,19 +85,19 @@ struct HandedByThread {
       Chunk c;
       bool some = work.template next<false>(c);
       if (G::by_picks(a)) global_proxy_fence();
-      const int steps = G::steps_of(a);
-      int early = 0, place = 0;                            // early: the first chunk's steps whose weights are under way
+      const int k_tiles = G::k_tiles_of(a);
+      int early = 0, place = 0;                            // early: the K tiles of it whose weights are under way
       if constexpr (G::EARLY) {
-        for (; some && early < min((int)G::STAGES, steps); early++) G::request_weights(a, p, early, c, early);
+        for (; some && early < min((int)G::STAGES, k_tiles); early++) G::request_weights(a, p, early, c, early);
         after_predecessor();
       }
       G::begin_at(p, 0);
       for (; some; some = work.template next<false>(c), early = 0) {
-        for (int step = 0; step < steps; step++) {
+        for (int k_tile = 0; k_tile < k_tiles; k_tile++) {
           G::wait_empty(p);
-          if (step == 0) chunks[place] = c;
-          if (step >= early) G::request_weights(a, p, p.stage, c, step);
-          G::copy_tokens(a, p, c, step);
+          if (k_tile == 0) chunks[place] = c;
+          if (k_tile >= early) G::request_weights(a, p, p.stage, c, k_tile);
+          G::copy_tokens(a, p, c, k_tile);
           G::produced(p);
         }
         place = Both::next_place(place);

@@ -10,12 +10,12 @@ enum : int { MAX_STAGES = WAVE };
 // G: the product (gemm.h).
 template <class G> struct Lanes {
   static_assert((int)G::T::N <= 64, "tokens are few");
-  // Steps of the first chunk of which the weights are under way, and not the tokens. So what compares a step with it is
+  // K tiles of the first chunk of which the weights are under way, and not the tokens. So what compares with it is
   // always true; without the comparison the compiler makes other code of a producer's loop, which was not measured.
   enum : int { WEIGHTS_ALONE = 0 };
 
   static DEV int first_stage() { return G::producer() + G::PRODUCERS * LANE; }
-  static DEV int filled(const GemmArgs& a) { return min((int)G::STAGES, G::steps_of(a)); }
+  static DEV int filled(const GemmArgs& a) { return min((int)G::STAGES, G::k_tiles_of(a)); }
   static DEV bool is_early(const GemmArgs& a, int stage) {
     return (G::EARLY || G::by_picks(a)) && stage < G::EARLY_SLABS / G::SLABS;
   }

@@ -9,8 +9,8 @@ enum : int {
   THREADS = MATRIX_PEAK_THREADS,
   ROWS = 64,
   COLUMNS = 256,
-  SLAB_STEPS = 4,
-  STEPS = PEAK_FLOPS / (2 * ROWS * COLUMNS * 16),
+  SLAB_K16S = 4,
+  K16S = PEAK_FLOPS / (2 * ROWS * COLUMNS * 16),
 };
 
 KERNEL(matrix_peak, PeakArgs, THREADS, 2, 1) {
@@ -30,8 +30,8 @@ KERNEL(matrix_peak, PeakArgs, THREADS, 2, 1) {
   for (int i = 0; i < a.iterations; i++) {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < STEPS; step++)
-      Wgmma<FORMAT_F16, COLUMNS>::d16(sums, weights + step % SLAB_STEPS * 2, tokens + step % SLAB_STEPS * 2, 1);
+    for (int k16 = 0; k16 < K16S; k16++)
+      Wgmma<FORMAT_F16, COLUMNS>::d16(sums, weights + k16 % SLAB_K16S * 2, tokens + k16 % SLAB_K16S * 2, 1);
     wgmma_commit();
     wgmma_wait<0>();
   }

@@ -18,7 +18,7 @@
 #include "../norm.h"
 #include "route_products.h"
 
-enum : int { STEPS = NORM_WAVES };       // what a wave of norm.h sums is a step of this one
+enum : int { K_TILES = NORM_WAVES };     // what a wave of norm.h sums is a K tile of this one
 
 // Zero, which the compiler does not know: the highest bit of the time in nanoseconds.
 DEV u32 unknown_zero() {
@@ -32,14 +32,14 @@ template <int THREADS, int BLOCKS> struct NormRoute {
   enum : int {
     WAVES = THREADS / WAVE,
     EXPERTS = WAVES * BLOCKS,
-    OWN_STEPS = (STEPS + WAVES - 1) / WAVES,               // that a wave norms
+    OWN_K_TILES = (K_TILES + WAVES - 1) / WAVES,           // that a wave norms
     ALL_PARTS = QUARTERS * PARTS,
     OWN_PARTS = ALL_PARTS / WAVES,                         // that a wave multiplies
     HALVES = 16 / WAVES,                                   // parts in one product: the experts are half its rows
     CHAINS = OWN_PARTS / HALVES,
-    COLUMN = STEPS * ROUTE_STEP * 2 + 2 * K_BLOCK,         // bytes of a term: lanes load without bank conflicts
+    COLUMN = K_TILES * ROUTE_K_TILE * 2 + 2 * K_BLOCK,     // bytes of a term: lanes load without bank conflicts
   };
-  static_assert(STEPS * ROUTE_STEP == QUARTERS * QUARTER && ALL_PARTS % WAVES == 0, "waves share K");
+  static_assert(K_TILES * ROUTE_K_TILE == QUARTERS * QUARTER && ALL_PARTS % WAVES == 0, "waves share K");
   static_assert(WAVES == 8 || WAVES == 16, "the block's experts are the rows of one product, or half of them");
   struct Shared {
     alignas(16) u8 terms[ROUTER_TERMS * COLUMN];           // of the row normed
@@ -47,24 +47,24 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     u32 logits[EXPERTS];                 // of the row whose experts the block picks
     int picks[MAX_K];
     alignas(8) u64 arrived;              // mbarrier: its logits
-    float squares[2][STEPS];             // of the row's steps, in turn for rows
+    float squares[2][K_TILES];           // of the row's K tiles, in turn for rows
   };
   // The upper half of `picks` is minus the number of additions to come.
   enum : u64 { ONE = 1ull << 32, NO_PICKS = ~0u };
-  using Row = float[OWN_STEPS][8];       // a lane's eight of each of its wave's steps
+  using Row = float[OWN_K_TILES][8];     // a lane's eight of each of its wave's K tiles
   using Weights = u32x4[CHAINS][PART_BLOCKS][2];           // of row g of a product, and of row g + 8
 
-  // Calls f(i, step, k) for the wave's steps; k is the lane's first element.
-  template <class F> static DEV void for_steps(F f) {
-    UNROLL for (int i = 0; i < OWN_STEPS; i++) {
-      const int step = TID / WAVE + i * WAVES;
-      if (step < STEPS) f(i, step, step * ROUTE_STEP + LANE * 8);
+  // Calls f(i, k_tile, k) for the wave's K tiles; k is the lane's first element.
+  template <class F> static DEV void for_k_tiles(F f) {
+    UNROLL for (int i = 0; i < OWN_K_TILES; i++) {
+      const int k_tile = TID / WAVE + i * WAVES;
+      if (k_tile < K_TILES) f(i, k_tile, k_tile * ROUTE_K_TILE + LANE * 8);
     }
   }
   static DEV void load(const NormArgs& a, const float* from, Row& x) {
-    UNROLL for (int i = 0; i < OWN_STEPS; i++)
+    UNROLL for (int i = 0; i < OWN_K_TILES; i++)
       UNROLL for (int j = 0; j < 8; j++) x[i][j] = 0;
-    for_steps([&](int i, int, int k) {
+    for_k_tiles([&](int i, int, int k) {
       if (k < a.hidden) load8_aligned<FORMAT_F32>(from, k, x[i]);
     });
   }
@@ -75,24 +75,24 @@ template <int THREADS, int BLOCKS> struct NormRoute {
   static DEV void norm(const NormArgs& a, int row, int turn, int rank, const Row& x, Shared& s) {
     Row w;
     load(a, a.weight, w);
-    float squares[OWN_STEPS] = {};
-    UNROLL for (int i = 0; i < OWN_STEPS; i++)
+    float squares[OWN_K_TILES] = {};
+    UNROLL for (int i = 0; i < OWN_K_TILES; i++)
       UNROLL for (int j = 0; j < 8; j++) squares[i] += mul_rn(x[i][j], x[i][j]);
-    UNROLL for (int i = 0; i < OWN_STEPS; i++) squares[i] = wave_sum(squares[i]);
-    for_steps([&](int i, int step, int) {
-      if (LANE == 0) s.squares[turn % 2][step] = squares[i];
+    UNROLL for (int i = 0; i < OWN_K_TILES; i++) squares[i] = wave_sum(squares[i]);
+    for_k_tiles([&](int i, int k_tile, int) {
+      if (LANE == 0) s.squares[turn % 2][k_tile] = squares[i];
     });
     barrier();
     float sum = s.squares[turn % 2][0];
-    UNROLL for (int step = 1; step < STEPS; step++) sum += s.squares[turn % 2][step];
+    UNROLL for (int k_tile = 1; k_tile < K_TILES; k_tile++) sum += s.squares[turn % 2][k_tile];
     const float scale = inverse_root(sum, a.hidden);
-    for_steps([&](int i, int step, int k) {
+    for_k_tiles([&](int i, int k_tile, int k) {
       float t[8];
       UNROLL for (int j = 0; j < 8; j++) t[j] = k < a.hidden ? w[i][j] * (scale * x[i][j]) : 0.f;
       u32x4 terms[ROUTER_TERMS];
       split8(t, terms);
       UNROLL for (int term = 0; term < ROUTER_TERMS; term++) *term_at(s, term, k) = terms[term];
-      if (step % BLOCKS != rank || k >= (a.hidden + SLAB - 1) / SLAB * SLAB) return;
+      if (k_tile % BLOCKS != rank || k >= (a.hidden + SLAB - 1) / SLAB * SLAB) return;
       u16* at = a.t + tiled_index(row, k, a.t_rows);
       if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, 1, t);
       else store_terms8<FORMAT_BF16>(at, a.t_term, 1, t);

@@ -17,7 +17,7 @@
 #include "../mma/registers.h"
 #include "route_products.h"
 
-enum : int { STEPS = NORM_WAVES };       // what a wave of norm.h sums is a step of this one
+enum : int { K_TILES = NORM_WAVES };     // what a wave of norm.h sums is a K tile of this one
 
 // The lane. Opaque, lest the compiler compute with it ahead of the loop over rows, and keep the results in registers.
 DEV int lane_here() {
@@ -37,7 +37,7 @@ template <int ROWS, int EXPERTS> struct NormRouteRows {
     WAVES = PARTS,
     OWN = ROWS / QUARTERS,               // rows whose experts a block picks
     PAIRS = ROWS / (2 * WAVES),          // of a wave's rows; its rows are WAVES apart
-    STEPS_HERE = QUARTER / ROUTE_STEP,
+    K_TILES_HERE = QUARTER / ROUTE_K_TILE,
     TERM_BYTES = 2 * QUARTER * 2,        // of a pair of rows
     PAIR_BYTES = ROUTER_TERMS * TERM_BYTES,
     SET = 32,                            // experts multiplied at once
@@ -47,19 +47,19 @@ template <int ROWS, int EXPERTS> struct NormRouteRows {
     SUMS_AT = ROWS / 2 * PAIR_BYTES,
     LOGITS_AT = SUMS_AT + WAVES * ROWS * SUM_STRIDE * 4,
     SQUARES_AT = LOGITS_AT + OWN * QUARTERS * EXPERTS * 4,
-    NORM_AT = SQUARES_AT + ROWS * STEPS * 4,
+    NORM_AT = SQUARES_AT + ROWS * K_TILES * 4,
     BIAS_AT = NORM_AT + QUARTER * 4,
     SHARED_BYTES = BIAS_AT + EXPERTS * 4,
   };
-  static_assert(STEPS * ROUTE_STEP == QUARTERS * QUARTER, "a quarter is whole steps of the norm");
+  static_assert(K_TILES * ROUTE_K_TILE == QUARTERS * QUARTER, "a quarter is whole K tiles of the norm");
   static_assert(OWN <= WAVES, "a wave picks a row's experts");
 
-  // A term of pair `pair` of wave `wave`: of lane `lane`'s eight elements of step `step` the first or second four, two
+  // A term of pair `pair` of wave `wave`: of lane `lane`'s eight elements of `k_tile` the first or second four, two
   // of a row and of the other row in turn, as mma takes them. Lanes that load from waves g and g + 1 do so without bank
   // conflicts.
-  static DEV u8* term_at(int pair, int wave, int term, int step, int half, int lane) {
+  static DEV u8* term_at(int pair, int wave, int term, int k_tile, int half, int lane) {
     u8* const at = DYNAMIC_SHARED + (pair * WAVES + wave) * PAIR_BYTES + term * TERM_BYTES;
-    return at + ((step * 2 + half) * WAVE + (lane ^ wave % 2 * 4)) * 16;
+    return at + ((k_tile * 2 + half) * WAVE + (lane ^ wave % 2 * 4)) * 16;
   }
   // A wave's sums of its part of K: [row][expert].
   static DEV float* sums_at(int wave) { return (float*)(DYNAMIC_SHARED + SUMS_AT) + wave * ROWS * SUM_STRIDE; }
@@ -67,66 +67,69 @@ template <int ROWS, int EXPERTS> struct NormRouteRows {
   static DEV float* logits_at(int own, int quarter) {
     return (float*)(DYNAMIC_SHARED + LOGITS_AT) + (own * QUARTERS + quarter) * EXPERTS;
   }
-  static DEV float* squares_at(int row) { return (float*)(DYNAMIC_SHARED + SQUARES_AT) + row * STEPS; }
+  static DEV float* squares_at(int row) { return (float*)(DYNAMIC_SHARED + SQUARES_AT) + row * K_TILES; }
 
   // The norm's weights of this quarter, as a row with an even number.
-  static DEV f32x4* weights_at(int step, int half, int lane) {
-    return (f32x4*)(DYNAMIC_SHARED + NORM_AT) + (step * 2 + half) * WAVE + lane;
+  static DEV f32x4* weights_at(int k_tile, int half, int lane) {
+    return (f32x4*)(DYNAMIC_SHARED + NORM_AT) + (k_tile * 2 + half) * WAVE + lane;
   }
   static DEV float* bias_at(int expert) { return (float*)(DYNAMIC_SHARED + BIAS_AT) + expert; }
   static DEV void load_constants(const NormArgs& a, const RouteArgs& r, int quarter) {
-    const int step = TID / WAVE, k = quarter * QUARTER + step * ROUTE_STEP + LANE * 8;
-    if (step < STEPS_HERE && k < a.hidden)
-      UNROLL for (int h = 0; h < 2; h++) *weights_at(step, h, LANE) = *(const f32x4*)(a.weight + k + 4 * h);
+    const int k_tile = TID / WAVE, k = quarter * QUARTER + k_tile * ROUTE_K_TILE + LANE * 8;
+    if (k_tile < K_TILES_HERE && k < a.hidden)
+      UNROLL for (int h = 0; h < 2; h++) *weights_at(k_tile, h, LANE) = *(const f32x4*)(a.weight + k + 4 * h);
     if (TID < r.n_experts) *bias_at(TID) = r.bias[TID];
   }
 
   // This block's quarter of a wave's rows.
-  using Own = float[PAIRS][2][STEPS_HERE][8];
+  using Own = float[PAIRS][2][K_TILES_HERE][8];
   static DEV int row_of(int pair, int second) { return (pair * 2 + second) * WAVES + TID / WAVE; }
-  static DEV int k_of(int quarter, int step, int lane) { return quarter * QUARTER + step * ROUTE_STEP + lane * 8; }
+  static DEV int k_of(int quarter, int k_tile, int lane) {
+    return quarter * QUARTER + k_tile * ROUTE_K_TILE + lane * 8;
+  }
   template <class F> static DEV void for_rows(F f) {
     UNROLL for (int pair = 0; pair < PAIRS; pair++)
       UNROLL for (int second = 0; second < 2; second++)
-        UNROLL for (int step = 0; step < STEPS_HERE; step++) f(pair, second, step);
+        UNROLL for (int k_tile = 0; k_tile < K_TILES_HERE; k_tile++) f(pair, second, k_tile);
   }
   // Of rows `first` to `first + ROWS - 1`; those beyond the last row are zeros.
   static DEV void load_rows(const NormArgs& a, int first, int rows, int quarter, Own& x) {
     const int lane = lane_here();
-    for_rows([&](int pair, int second, int step) {
-      const int row = first + row_of(pair, second), k = k_of(quarter, step, lane);
-      UNROLL for (int j = 0; j < 8; j++) x[pair][second][step][j] = 0;
+    for_rows([&](int pair, int second, int k_tile) {
+      const int row = first + row_of(pair, second), k = k_of(quarter, k_tile, lane);
+      UNROLL for (int j = 0; j < 8; j++) x[pair][second][k_tile][j] = 0;
       if (row < rows && k < a.hidden)
-        load8_aligned<FORMAT_F32>(a.x + (i64)row * a.hidden, k, x[pair][second][step]);
+        load8_aligned<FORMAT_F32>(a.x + (i64)row * a.hidden, k, x[pair][second][k_tile]);
     });
   }
 
   // Norms them. Until all blocks have sent their squares, a pair waits where its first two terms will be.
   static DEV void norm(const NormArgs& a, int first, int rows, int quarter, const Own& x) {
     const int lane = lane_here(), wave = TID / WAVE;
-    for_rows([&](int pair, int second, int step) {
-      const float* const v = x[pair][second][step];
+    for_rows([&](int pair, int second, int k_tile) {
+      const float* const v = x[pair][second][k_tile];
       float squares = 0;
       UNROLL for (int j = 0; j < 8; j++) squares += mul_rn(v[j], v[j]);
-      UNROLL for (int h = 0; h < 2; h++) *(f32x4*)term_at(pair, wave, second, step, h, lane) = four_of(v + 4 * h);
+      UNROLL for (int h = 0; h < 2; h++) *(f32x4*)term_at(pair, wave, second, k_tile, h, lane) = four_of(v + 4 * h);
       squares = wave_sum(squares);
-      const u32 at = shared_address(squares_at(row_of(pair, second)) + quarter * STEPS_HERE + step);
+      const u32 at = shared_address(squares_at(row_of(pair, second)) + quarter * K_TILES_HERE + k_tile);
       if (lane < QUARTERS) send(address_in(at, lane), squares);
     });
     cluster_barrier();
     const float* const squares = squares_at(row_of(0, lane % (2 * PAIRS)));     // a lane has a row's scale
     float sum = squares[0];
-    UNROLL for (int step = 1; step < STEPS; step++) sum += squares[step];
+    UNROLL for (int k_tile = 1; k_tile < K_TILES; k_tile++) sum += squares[k_tile];
     const float scale = inverse_root(sum, a.hidden);
     ROLLED for (int pair = 0; pair < PAIRS; pair++) {
       const float scales[2] = {shfl(scale, 2 * pair), shfl(scale, 2 * pair + 1)};
-      UNROLL for (int step = 0; step < STEPS_HERE; step++) {
-        const int k = k_of(quarter, step, lane);
+      UNROLL for (int k_tile = 0; k_tile < K_TILES_HERE; k_tile++) {
+        const int k = k_of(quarter, k_tile, lane);
         u32x4 terms[2][ROUTER_TERMS];
         UNROLL for (int second = 0; second < 2; second++) {
           float t[8];
           UNROLL for (int h = 0; h < 2; h++) {
-            const f32x4 w = *weights_at(step, h, lane), v = *(const f32x4*)term_at(pair, wave, second, step, h, lane);
+            const f32x4 w = *weights_at(k_tile, h, lane);
+            const f32x4 v = *(const f32x4*)term_at(pair, wave, second, k_tile, h, lane);
             UNROLL for (int j = 0; j < 4; j++) t[4 * h + j] = k < a.hidden ? w[j] * (scales[second] * v[j]) : 0.f;
           }
           split8(t, terms[second]);
@@ -135,7 +138,7 @@ template <int ROWS, int EXPERTS> struct NormRouteRows {
         UNROLL for (int term = 0; term < ROUTER_TERMS; term++)
           UNROLL for (int h = 0; h < 2; h++) {
             const u32x4 &one = terms[0][term], &other = terms[1][term];
-            *(u32x4*)term_at(pair, wave, term, step, h, lane) =
+            *(u32x4*)term_at(pair, wave, term, k_tile, h, lane) =
                 u32x4{one[2 * h], other[2 * h], one[2 * h + 1], other[2 * h + 1]};
           }
       }
@@ -176,13 +179,13 @@ template <int ROWS, int EXPERTS> struct NormRouteRows {
     float sums[PAIRS][SET / 8][ROUTER_TERMS][4] = {};
     const int g = LANE / 4, q = LANE % 4, wave = TID / WAVE;
     UNROLL for (int block = 0; block < PART_BLOCKS; block++) {
-      const int at = wave * PART_BLOCKS + block, step = at * K_BLOCK / ROUTE_STEP;         // of the quarter
+      const int at = wave * PART_BLOCKS + block, k_tile = at * K_BLOCK / ROUTE_K_TILE;     // of the quarter
       if (SETS > 1) ahead.load(a, quarter, next, block);
       UNROLL for (int pair = 0; pair < PAIRS; pair++)
         UNROLL for (int h = 0; h < 2; h++) {
           u32x4 t[ROUTER_TERMS];
           UNROLL for (int term = 0; term < ROUTER_TERMS; term++)
-            t[term] = *(const u32x4*)term_at(pair, g, term, step, h, at * K_BLOCK % ROUTE_STEP / 8 + q);
+            t[term] = *(const u32x4*)term_at(pair, g, term, k_tile, h, at * K_BLOCK % ROUTE_K_TILE / 8 + q);
           UNROLL for (int term = 0; term < ROUTER_TERMS; term++)
             UNROLL for (int e = 0; e < SET / 8; e++) {
               const u32x4 w = weights.w[block][e];

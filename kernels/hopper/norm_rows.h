@@ -1,16 +1,16 @@
 // rmsnorm of norm.h where rows are many, with the experts' outputs to add, in `fast`. Bulk copies bring the rows to
 // shared memory, so many are on the way to a multiprocessor without a register for them. The bits are those of norm.h.
 //
-// hidden is at most ROW_STEPS * ROW_STEP and a multiple of 8, and a row has at most ROW_EXPERTS experts. `select`,
+// hidden is at most ROW_K_TILES * ROW_K_TILE and a multiple of 8, and a row has at most ROW_EXPERTS experts. `select`,
 // `t32` and `exact` are not served, there is one term, and y is FP16.
 #pragma once
 #include "../norm.h"
 #include "bulk_store.h"
 
 enum : int {
-  ROW_STEP = WAVE * 8,                   // elements that a wave takes at once, eight a lane
-  ROW_STEPS = NORM_WAVES,                // what a wave of norm.h sums is a step of this one
-  ROW_PIECES = ROW_STEPS * ROW_STEP / 4, // of four float32 elements
+  ROW_K_TILE = WAVE * 8,                 // elements that a wave takes at once, eight a lane
+  ROW_K_TILES = NORM_WAVES,              // what a wave of norm.h sums is a K tile of this one
+  ROW_PIECES = ROW_K_TILES * ROW_K_TILE / 4,  // of four float32 elements
   ROW_BYTES = ROW_PIECES * 16,
   ROW_EXPERTS = 4,
 };
@@ -25,15 +25,15 @@ struct RowInShared {
     if (LANE == 0) barrier_init(bar, 1), barrier_init_done();
     __syncwarp();
   }
-  // Eight elements of a step in the order in which they came.
-  DEV void load(int step, float* v) const {
+  // Eight elements of a K tile in the order in which they came.
+  DEV void load(int k_tile, float* v) const {
     UNROLL for (int h = 0; h < 2; h++) {
-      const f32x4 four = x[(step * WAVE + LANE) * 2 + h];
+      const f32x4 four = x[(k_tile * WAVE + LANE) * 2 + h];
       UNROLL for (int i = 0; i < 4; i++) v[4 * h + i] = four[i];
     }
   }
-  DEV void store(int step, const float* v) const {
-    UNROLL for (int h = 0; h < 2; h++) x[(step * WAVE + LANE) * 2 + h] = four_of(v + 4 * h);
+  DEV void store(int k_tile, const float* v) const {
+    UNROLL for (int h = 0; h < 2; h++) x[(k_tile * WAVE + LANE) * 2 + h] = four_of(v + 4 * h);
   }
 };
 
@@ -51,12 +51,12 @@ DEV void fetch_row(const NormArgs& a, int row, const RowInShared& s) {
   }
 }
 
-// x of a step with the experts' outputs added: loaded by a lane whose elements exist.
-DEV void load_step(const NormArgs& a, const RowInShared& s, int step, float mine, float* v) {
-  const int k = step * ROW_STEP + LANE * 8;
+// x of a K tile with the experts' outputs added: loaded by a lane whose elements exist.
+DEV void load_k_tile(const NormArgs& a, const RowInShared& s, int k_tile, float mine, float* v) {
+  const int k = k_tile * ROW_K_TILE + LANE * 8;
   const bool exists = k < a.hidden;
   UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
-  if (exists) s.load(step, v);
+  if (exists) s.load(k_tile, v);
   float added[8] = {};
   UNROLL for (int i = 0; i < ROW_EXPERTS; i++) {
     const float share = shfl(mine, i);
@@ -69,39 +69,39 @@ DEV void load_step(const NormArgs& a, const RowInShared& s, int step, float mine
 }
 
 // Norms row `row`, whose copies have been started; WAVES waves share it, of which this is number `wave`, and have
-// `sums` to exchange their steps' sums. x += the experts' outputs before, and is stored; a lane keeps its elements in
+// `sums` to exchange their K tiles' sums. x += the experts' outputs before, and is stored; a lane keeps its elements in
 // registers, and loads their weights while the row is on its way.
 template <int WAVES> DEV void norm_by_waves(const NormArgs& a, int row, int wave, const RowInShared& s, float* sums) {
-  constexpr int STEPS = ROW_STEPS / WAVES;
-  float x[STEPS][8], weights[STEPS][8], squares[STEPS];
-  UNROLL for (int i = 0; i < STEPS; i++) {
-    const int k = (wave * STEPS + i) * ROW_STEP + LANE * 8;
+  constexpr int K_TILES = ROW_K_TILES / WAVES;
+  float x[K_TILES][8], weights[K_TILES][8], squares[K_TILES];
+  UNROLL for (int i = 0; i < K_TILES; i++) {
+    const int k = (wave * K_TILES + i) * ROW_K_TILE + LANE * 8;
     if (k < a.hidden) load8_aligned<FORMAT_F32>(a.weight, k, weights[i]);
   }
   const float mine = LANE < a.k ? a.shares[(i64)row * a.k + LANE] : 0.f;
   barrier_wait(s.bar, 0);
-  UNROLL for (int i = 0; i < STEPS; i++) {
-    load_step(a, s, wave * STEPS + i, mine, x[i]);
+  UNROLL for (int i = 0; i < K_TILES; i++) {
+    load_k_tile(a, s, wave * K_TILES + i, mine, x[i]);
     squares[i] = 0;
     UNROLL for (int j = 0; j < 8; j++) squares[i] += mul_rn(x[i][j], x[i][j]);
   }
-  UNROLL for (int i = 0; i < STEPS; i++) {
-    const int step = wave * STEPS + i;
-    if (step * ROW_STEP + LANE * 8 < a.hidden) s.store(step, x[i]);
+  UNROLL for (int i = 0; i < K_TILES; i++) {
+    const int k_tile = wave * K_TILES + i;
+    if (k_tile * ROW_K_TILE + LANE * 8 < a.hidden) s.store(k_tile, x[i]);
   }
   async_proxy_fence();
-  // The steps' trees side by side, then the chain over their sums.
-  UNROLL for (int i = 0; i < STEPS; i++) squares[i] = wave_sum(squares[i]);
-  if (LANE == 0) UNROLL for (int i = 0; i < STEPS; i++) sums[wave * STEPS + i] = squares[i];
+  // The K tiles' trees side by side, then the chain over their sums.
+  UNROLL for (int i = 0; i < K_TILES; i++) squares[i] = wave_sum(squares[i]);
+  if (LANE == 0) UNROLL for (int i = 0; i < K_TILES; i++) sums[wave * K_TILES + i] = squares[i];
   barrier();
   float sum = sums[0];
-  UNROLL for (int step = 1; step < ROW_STEPS; step++) sum += sums[step];
+  UNROLL for (int k_tile = 1; k_tile < ROW_K_TILES; k_tile++) sum += sums[k_tile];
   const bool stores = wave == 0 && LANE == 0;
   if (stores) bulk_store(a.x + (i64)row * a.hidden, shared_address(s.x), a.hidden * 4);
   const float scale = inverse_root(sum, a.hidden);
   const int padded = (a.hidden + SLAB - 1) / SLAB * SLAB;
-  UNROLL for (int i = 0; i < STEPS; i++) {
-    const int step = wave * STEPS + i, k = step * ROW_STEP + LANE * 8;
+  UNROLL for (int i = 0; i < K_TILES; i++) {
+    const int k_tile = wave * K_TILES + i, k = k_tile * ROW_K_TILE + LANE * 8;
     float t[8];
     UNROLL for (int j = 0; j < 8; j++) t[j] = k < a.hidden ? weights[i][j] * (scale * x[i][j]) : 0.f;
     if (k >= padded) continue;

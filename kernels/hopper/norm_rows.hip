@@ -5,8 +5,8 @@
 #include "norm_rows.h"
 
 enum : int { WAVES = NORM_ROWS_THREADS / WAVE, ADDED_BYTES = ROW_EXPERTS * ROW_BYTES / 2 };
-static_assert(ROW_STEPS % WAVES == 0, "the waves have equal shares");
-static_assert(NORM_ROWS_SHARED_BYTES == ROW_BYTES + ADDED_BYTES + 8 + ROW_STEPS * 4, "a row and what is added");
+static_assert(ROW_K_TILES % WAVES == 0, "the waves have equal shares");
+static_assert(NORM_ROWS_SHARED_BYTES == ROW_BYTES + ADDED_BYTES + 8 + ROW_K_TILES * 4, "a row and what is added");
 
 KERNEL(rmsnorm_rows, NormArgs, NORM_ROWS_THREADS, 6, 0) {
   u8* const behind = DYNAMIC_SHARED + ROW_BYTES + ADDED_BYTES;

@@ -44,21 +44,21 @@ struct RasterByLanes {
     static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
       Chunk c;
       bool some = work.template next<false>(c);
-      const int steps = G::steps_of(a);
-      int step = 0, rows = 0;
-      if (some) step = Mine::filled(a);
+      const int k_tiles = G::k_tiles_of(a);
+      int k_tile = 0, rows = 0;
+      if (some) k_tile = Mine::filled(a);
       if (some) Mine::fill_early(a, p, c);
       after_predecessor();
       if (SINGLE) c.rows = rows = G::rows_to_copy(a);
       if (some) Mine::fill(a, p, c, [] {});
       if (LANE > 0) return;
-      G::begin_at(p, step);
-      for (; some; some = work.template next<false>(c), step = 0) {
+      G::begin_at(p, k_tile);
+      for (; some; some = work.template next<false>(c), k_tile = 0) {
         if (SINGLE) c.rows = rows;
-        for (; step < steps; step++) {
+        for (; k_tile < k_tiles; k_tile++) {
           G::wait_empty(p);
-          if (step >= Mine::WEIGHTS_ALONE) G::request_weights(a, p, p.stage, c, step);
-          G::copy_tokens(a, p, c, step);
+          if (k_tile >= Mine::WEIGHTS_ALONE) G::request_weights(a, p, p.stage, c, k_tile);
+          G::copy_tokens(a, p, c, k_tile);
           G::produced(p);
         }
       }

@@ -41,21 +41,21 @@ struct Turns {
     static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
       Chunk c;
       bool some = work.template next<true>(c);
-      const int steps = G::steps_of(a);
+      const int k_tiles = G::k_tiles_of(a);
       int rows = 0, filled = 0;
       if (some) filled = Mine::filled(a);
       if (G::EARLY) after_predecessor();
       if (SINGLE) c.rows = rows = G::rows_to_copy(a);
       if (G::EARLY && some) Mine::fill(a, p, c, [] {});
       if (LANE > 0) return;
-      int step = filled + G::producer();
-      G::begin_at(p, step);
-      for (; some; some = work.template next<false>(c), step -= steps) {
+      int k_tile = filled + G::producer();
+      G::begin_at(p, k_tile);
+      for (; some; some = work.template next<false>(c), k_tile -= k_tiles) {
         if (SINGLE) c.rows = rows;
-        for (; step < steps; step += G::PRODUCERS) {
+        for (; k_tile < k_tiles; k_tile += G::PRODUCERS) {
           G::wait_empty(p);
-          if (step >= Mine::WEIGHTS_ALONE) G::request_weights(a, p, p.stage, c, step);
-          G::copy_tokens(a, p, c, step);
+          if (k_tile >= Mine::WEIGHTS_ALONE) G::request_weights(a, p, p.stage, c, k_tile);
+          G::copy_tokens(a, p, c, k_tile);
           G::produced(p);
         }
       }

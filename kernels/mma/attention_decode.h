@@ -102,7 +102,7 @@ template <class C> DEV int page_after(int page) {
 template <class C> struct Copies {
   const AttentionArgs& a;
   typename C::Ring ring;
-  int jobs, step;
+  int jobs, stride;
   Job job, next;
   int page;                              // the job's next page to be copied
 
@@ -110,7 +110,7 @@ template <class C> struct Copies {
   DEV void advance() {
     while (job.any && page > job.last / KV_PAGE) {
       job = next, page = first_page<C>(job);
-      next = load_job(a, job.index + step, jobs);
+      next = load_job(a, job.index + stride, jobs);
     }
   }
   // Only the page of a row's newest key is written by this step.
@@ -392,9 +392,9 @@ template <class C> DEV void attend(const AttentionArgs& a) {
   const typename C::Ring ring(warp);
   let_successor_start();
   const int items = load_fresh(a.windowed ? &a.step.header->window_items : &a.step.header->full_items);
-  const int jobs = items * a.kv_heads, step = C::TEAM ? GRID : GRID * C::WARPS;
-  Job job = load_job(a, C::TEAM ? BID : warp * GRID + BID, jobs), next = load_job(a, job.index + step, jobs);
-  Copies<C> copies = {a, ring, jobs, step, job, next, first_page<C>(job)};
+  const int jobs = items * a.kv_heads, stride = C::TEAM ? GRID : GRID * C::WARPS;
+  Job job = load_job(a, C::TEAM ? BID : warp * GRID + BID, jobs), next = load_job(a, job.index + stride, jobs);
+  Copies<C> copies = {a, ring, jobs, stride, job, next, first_page<C>(job)};
   copies.advance();
   int started = 0;
   while (started < C::STAGES && copies.old()) copies.start(started++);
@@ -407,7 +407,7 @@ template <class C> DEV void attend(const AttentionArgs& a) {
     float* sums = (float*)(DYNAMIC_SHARED + C::Ring::ALL_BYTES);
     if constexpr (C::TEAM) attend_together<C>(a, job, q, reader, sums, round);
     else attend_alone<C>(a, job, q, reader, sums + warp * 2 * PARTIAL_FLOATS);
-    job = next, next = load_job(a, job.index + step, jobs);
+    job = next, next = load_job(a, job.index + stride, jobs);
     q = next_q, next_q = load_query(a, next);
   }
 }

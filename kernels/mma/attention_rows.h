@@ -3,7 +3,7 @@
 #pragma once
 #include "attention.h"
 
-enum : int { STEPS = 4 };                // k16 steps in 64
+enum : int { K16S = 4 };                 // in 64 along K
 
 // A tile of query rows for one kv head.
 struct Item {

@@ -1,7 +1,7 @@
 // MXFP4 weights (E2M1 codes, one power of two per 32 along K) as the A operand of mma.sync or wgmma in registers.
 //
 // A weight block is 64 rows x 64 k, 2176 bytes: 128 threads x 16 bytes of codes, then 32 scale words (warp, lane / 4).
-//   A thread's code word s (of 4) is its fragment of k16 step s: registers 0 and 1 (rows g and g + 8, k 2q and 2q + 1),
+//   A thread's code word s (of 4) is its fragment of k16 s: registers 0 and 1 (rows g and g + 8, k 2q and 2q + 1),
 //     registers 2 and 3 (rows g and g + 8, k 2q + 8 and 2q + 9); the lower k in the lower half.
 //   Fragment rows g and g + 8 of a warp's 16 are matrix rows 2g and 2g + 1: gate and up meet in one thread, and the
 //     other products store pairs.
@@ -103,7 +103,7 @@ template <int FORMAT> DEV u32 encode_scales(const int (&exponent)[2][2]) {
   return word;
 }
 
-// Decodes eight codes to a thread's fragment of one k16 step. The compiler turns the broadcasts of scales into operand
+// Decodes eight codes to a thread's fragment of one k16. The compiler turns the broadcasts of scales into operand
 // modifiers of the multiplications.
 template <int FORMAT> DEV void decode8(u32 w, u32 scales, u32* a) {
   using F = Fp4<FORMAT>;
