@@ -239,8 +239,10 @@ enum Way {
     RasterByLanes,
     /// The same; one thread fills all.
     RasterByThread,
+    /// Tokens are wgmma's rows; each role finds its chunks (tokens_first.h).
+    TokensFirst,
 }
-use Way::{HandedByLanes, HandedByThread, RasterByLanes, RasterByThread, Turns};
+use Way::{HandedByLanes, HandedByThread, RasterByLanes, RasterByThread, TokensFirst, Turns};
 
 impl Way {
     const fn word(self) -> &'static str {
@@ -250,30 +252,31 @@ impl Way {
             HandedByThread => "HandedByThread",
             RasterByLanes => "RasterByLanes",
             RasterByThread => "RasterByThread",
+            TokensFirst => "TokensFirst",
         }
     }
 }
 
-/// How it stores (epilogues.h).
+/// What a consumer does with a chunk: how often there is code for the operation's epilogue (consumers.h).
 #[derive(Clone, Copy)]
-enum Epilogue {
-    /// By an epilogue of each of wgmma's widths and numbers of blocks.
+enum Consumer {
+    /// For each of wgmma's widths and numbers of blocks.
     Own,
-    /// The same; what it needs is loaded before the predecessor ends.
+    /// The same; what the epilogue needs is loaded before the predecessor ends.
     Early,
-    /// By one for all, if the operation's is long: mlp1's.
-    Shared,
-    /// Through shared memory, rotated: queries, keys and values of many tokens.
+    /// Once, if it is long: in mlp1. In mlp2, whose rows are the same, as often as [`Own`].
+    IfLong,
+    /// There is one width, of queries, keys and values that are rotated and stored through shared memory.
     Stored,
 }
-use Epilogue::{Early, Own, Shared, Stored};
+use Consumer::{Early, IfLong, Own, Stored};
 
-impl Epilogue {
+impl Consumer {
     const fn word(self) -> &'static str {
         match self {
             Own => "OwnEpilogue",
             Early => "EarlyEpilogue",
-            Shared => "SharedEpilogue",
+            IfLong => "SharedIfLong",
             Stored => "StoredTile",
         }
     }
@@ -330,7 +333,7 @@ const fn codes(widths: &'static [usize], blocks: usize, k16s: usize, in_flight: 
 const BLOCK_ROWS: usize = 64;
 const UNIT_ROWS: usize = 16;
 
-type How = (Way, Loop, Epilogue);
+type How = (Way, Loop, Consumer);
 
 /// A tile of `warpgroups` consumer warpgroups and a producer.
 const fn tile(
@@ -339,9 +342,9 @@ const fn tile(
     activations: Activations,
     tokens: usize,
     warpgroups: usize,
-    (way, by, epilogue): How,
+    (way, by, consumer): How,
 ) -> Tile {
-    let words = Parameters::words(&[("WAY", way.word()), ("EPILOGUE", epilogue.word())]);
+    let words = Parameters::words(&[("WAY", way.word()), ("CONSUMER", consumer.word())]);
     let (maker, widths, blocks, own) = match by {
         OfWarps { widths, blocks, slabs } => ("PRODUCT_BY_WARPS", widths, blocks, Parameters::of(&[("SLABS", slabs)])),
         OfW16 { widths, blocks } => ("PRODUCT_OF_W16", widths, blocks, Parameters::of(&[])),
@@ -397,7 +400,7 @@ const fn many(
     warpgroups: usize,
     widths: &'static [usize; 1],
     blocks: usize,
-    epilogue: Epilogue,
+    consumer: Consumer,
 ) -> Tile {
     let by = OfW16 { widths, blocks };
     Tile {
@@ -408,7 +411,7 @@ const fn many(
             FAST_F16,
             tokens,
             warpgroups,
-            (HandedByThread, by, epilogue),
+            (HandedByThread, by, consumer),
         )
     }
 }
@@ -432,7 +435,7 @@ const fn tokens_first(ops: Ops, tokens: usize, variant: &'static str, units: usi
         },
         variant,
         maker: "PRODUCT_TOKENS_FIRST",
-        parameters: Parameters::of(&[("UNITS", units)]),
+        parameters: Parameters::words(&[("WAY", TokensFirst.word())]).and(Parameters::of(&[("UNITS", units)])),
     }
 }
 /// A tile for at least so many rows per expert.
@@ -550,25 +553,25 @@ const TILES: &[Tile] = &[
     // others are large.
     tile(EXPERTS, &[Mxfp4], FAST_F16, 8, 3, (Turns, OfWarps { widths: &[8], blocks: 2, slabs: 4 }, Own)),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 16, 3, (Turns, OfWarps { widths: &[8, 16], blocks: 3, slabs: 2 }, Own)),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 32, 3, (HandedByLanes, codes(&[32], 3, 2, 1, Once), Shared)),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 56, 3, (HandedByLanes, codes(TO_56, 3, 2, 1, Once), Shared)),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 64, 3, (HandedByLanes, codes(&[64], 2, 2, 2, Once), Shared)),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 96, 3, (HandedByThread, codes(&[48, 64, 80, 96], 1, 2, 2, Once), Shared)),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, (HandedByThread, codes(UNEVEN, 1, 1, 2, Once), Shared)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 32, 3, (HandedByLanes, codes(&[32], 3, 2, 1, Once), IfLong)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 56, 3, (HandedByLanes, codes(TO_56, 3, 2, 1, Once), IfLong)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 64, 3, (HandedByLanes, codes(&[64], 2, 2, 2, Once), IfLong)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 96, 3, (HandedByThread, codes(&[48, 64, 80, 96], 1, 2, 2, Once), IfLong)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, (HandedByThread, codes(UNEVEN, 1, 1, 2, Once), IfLong)),
     // Experts with more rows have one tile or several, as narrow as they can be: three warpgroups decode and multiply
     // faster than two with tiles of 256. mlp2 has registers for fewer widths.
-    from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, (HandedByThread, codes(TO_192, 1, 1, 2, Again), Shared))),
-    from(217, tile(MLP1, &[Mxfp4], FAST_F16, 160, 3, (HandedByThread, codes(TO_160, 1, 1, 2, Again), Shared))),
-    from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, (HandedByThread, codes(TO_160, 1, 1, 2, Again), Shared))),
-    from(641, tile(EXPERTS, &[Mxfp4], FAST_F16, 184, 3, (HandedByThread, codes(TO_184, 1, 1, 2, Again), Shared))),
+    from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, (HandedByThread, codes(TO_192, 1, 1, 2, Again), IfLong))),
+    from(217, tile(MLP1, &[Mxfp4], FAST_F16, 160, 3, (HandedByThread, codes(TO_160, 1, 1, 2, Again), IfLong))),
+    from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, (HandedByThread, codes(TO_160, 1, 1, 2, Again), IfLong))),
+    from(641, tile(EXPERTS, &[Mxfp4], FAST_F16, 184, 3, (HandedByThread, codes(TO_184, 1, 1, 2, Again), IfLong))),
     // BF16 activations: for models whose values do not fit FP16.
     single(LAYERS_BF16, FAST_BF16, 16, 1, (Turns, OfW16 { widths: &[16], blocks: 1 }, Own)),
     single(UNEMBED_BF16, FAST_BF16, 16, 2, (RasterByLanes, OfW16 { widths: &[16], blocks: 2 }, Own)),
     tile(LAYERS_BF16, &[W16], FAST_BF16, 256, 2, (HandedByThread, OfW16 { widths: BY_64, blocks: 1 }, Own)),
     tile(UNEMBED_BF16, &[W16], FAST_BF16, 256, 2, (RasterByThread, OfW16 { widths: BY_64, blocks: 1 }, Own)),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 16, 3, (HandedByLanes, codes(&[16], 4, 2, 1, Once), Shared)),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 64, 3, (HandedByLanes, codes(&[64], 2, 2, 1, Once), Shared)),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, (HandedByThread, codes(BY_64, 1, 1, 2, Again), Shared)),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 16, 3, (HandedByLanes, codes(&[16], 4, 2, 1, Once), IfLong)),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 64, 3, (HandedByLanes, codes(&[64], 2, 2, 1, Once), IfLong)),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, (HandedByThread, codes(BY_64, 1, 1, 2, Again), IfLong)),
     // `exact`. Experts: two tiles of 8 take longer than a width of 24. With ten rows on average, 14 for the busiest,
     // most experts still have one of 8. Wide tiles have registers for half of their tokens' accumulators at once; 120
     // tokens, whose halves differ, would take more. attn_out of 890 rows is one round of chunks with 112 tokens.

@@ -14,7 +14,7 @@
 //     RasterByThread     the same for more tokens
 //     TokensFirst        65 to 256 rows of a layer's own matrices: tokens are wgmma's rows (tokens_first.h)
 //   a loop             OfWarps (by_warps.h), OfW16 (w16_loop.h), OfCodes (codes_loop.h), OfTerms (exact_loop.h)
-//   how it stores      OwnEpilogue, EarlyEpilogue, SharedEpilogue, StoredTile (epilogues.h)
+//   a consumer         OwnEpilogue, EarlyEpilogue, SharedIfLong, StoredTile (consumers.h)
 //
 // Each refuses, by static_assert, what it does not go with.
 //
@@ -24,7 +24,7 @@
 //   One block per multiprocessor: `warpgroups` consumer warpgroups, and a producer whose threads issue bulk copies.
 //   A stage of the pipeline is a slab of 64 along K, or several: the tile's tokens (one contiguous run of rows of a
 //     slab of the tiled layout, which already has wgmma's swizzle) and the chunk's weight units (contiguous, too); of
-//     several slabs all tokens come first. All shared memory but Control and an epilogue's is stages: DRAM's latency
+//     several slabs all tokens come first. All shared memory but Control and a consumer's is stages: DRAM's latency
 //     times its bandwidth is 33 KB per multiprocessor.
 //   Warpgroup w has the blocks w, w + warpgroups, .. of the chunk's blocks of 64 weight rows, over all of K, in
 //     registers; where tokens come first, all of the chunk's rows for its 64 tokens.
@@ -53,7 +53,7 @@
 #include "../mma/mxfp4.h"
 #include "by_warps.h"
 #include "codes_loop.h"
-#include "epilogues.h"
+#include "consumers.h"
 #include "exact_loop.h"
 #include "handed.h"
 #include "operation.h"
@@ -81,14 +81,14 @@ template <int N_, int MOST_ROWS, u32 WIDTHS_, int WARPGROUPS_, int BLOCKS_> stru
   template <int BLOCK_BYTES> static DEV int own_weights() { return TID / 128 * BLOCK_BYTES; }
 };
 
-// SHARED_BYTES: the block's dynamic shared memory: stages, the epilogue's, and Control.
-template <class Op_, class Weights, int FORMAT, int TERMS_, class T_, class Way, class Loop_, class Epilogue_,
+// SHARED_BYTES: the block's dynamic shared memory: stages, the consumer's, and Control.
+template <class Op_, class Weights, int FORMAT, int TERMS_, class T_, class Way, class Loop_, class Consumer_,
           int SHARED_BYTES>
 struct Gemm {
   using Op = OnHopper<Op_>;
   using T = T_;
   using Loop = Loop_;
-  using Epilogue = Epilogue_;
+  using Consumer = Consumer_;
   enum : bool { IS_W16 = std::is_same_v<Weights, W16>, EARLY = Op::EARLY };
   static_assert(EARLY || !T::SINGLE, "a single tile's work is known early");
 
@@ -118,7 +118,7 @@ struct Gemm {
     int best_index[BEST_WARPS + 1][T::N];
   };
   enum : int {
-    STORE_BYTES = Epilogue::shared_bytes(T::WARPGROUPS),
+    STORE_BYTES = Consumer::shared_bytes(T::WARPGROUPS),
     FITTING = (SHARED_BYTES - (int)sizeof(Control) - STORE_BYTES) / STAGE_BYTES,
     STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES,
     PRODUCERS = Way::MOST_PRODUCERS < STAGES ? Way::MOST_PRODUCERS : STAGES,
@@ -286,25 +286,25 @@ struct Gemm {
 };
 
 // Kernels, from rows of the catalogue: a macro for each loop, whose own parameters are those behind MOST_ROWS.
-#define PRODUCT(NAME, THREADS, Op, ...) \
+#define PRODUCT(NAME, THREADS, Op, ...)                                                                                \
   KERNEL(NAME, Op::Args, THREADS, 1, 0) { Gemm<Op, __VA_ARGS__>::run(Op::product_of(a)); }
 
-#define PRODUCT_BY_WARPS(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WAY, EPILOGUE, WIDTHS, \
-                         BLOCKS, SLABS)                                                                              \
-  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, MOST_ROWS, WIDTHS, THREADS / 128 - 1, BLOCKS>, WAY,      \
-          OfWarps<SLABS>, EPILOGUE, SHARED_BYTES)
-#define PRODUCT_OF_W16(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WAY, EPILOGUE, WIDTHS, \
-                       BLOCKS)                                                                                     \
-  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, MOST_ROWS, WIDTHS, THREADS / 128 - 1, BLOCKS>, WAY,    \
-          OfW16, EPILOGUE, SHARED_BYTES)
-#define PRODUCT_TOKENS_FIRST(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, UNITS)         \
-  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, TokenTile<N, MOST_ROWS, THREADS / 128 - 1, UNITS>, TokensFirst, \
+#define PRODUCT_BY_WARPS(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WAY, CONSUMER, WIDTHS, \
+                         BLOCKS, SLABS)                                                                                \
+  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, MOST_ROWS, WIDTHS, THREADS / 128 - 1, BLOCKS>, WAY,       \
+          OfWarps<SLABS>, CONSUMER, SHARED_BYTES)
+#define PRODUCT_OF_W16(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WAY, CONSUMER, WIDTHS,   \
+                       BLOCKS)                                                                                         \
+  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, MOST_ROWS, WIDTHS, THREADS / 128 - 1, BLOCKS>, WAY,       \
+          OfW16, CONSUMER, SHARED_BYTES)
+#define PRODUCT_TOKENS_FIRST(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WAY, UNITS)        \
+  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, TokenTile<N, MOST_ROWS, THREADS / 128 - 1, UNITS>, WAY,           \
           OfW16, InRegisters, SHARED_BYTES)
-#define PRODUCT_OF_CODES(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WAY, EPILOGUE, WIDTHS, \
-                         BLOCKS, K16S, IN_FLIGHT, READ_AGAIN)                                                        \
-  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, MOST_ROWS, WIDTHS, THREADS / 128 - 1, BLOCKS>, WAY,      \
-          OfCodes<K16S, IN_FLIGHT, READ_AGAIN>, EPILOGUE, SHARED_BYTES)
-#define PRODUCT_OF_TERMS(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WAY, EPILOGUE, WIDTHS, \
-                         BLOCKS)                                                                                     \
-  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, MOST_ROWS, WIDTHS, THREADS / 128 - 1, BLOCKS>, WAY,      \
-          OfTerms, EPILOGUE, SHARED_BYTES)
+#define PRODUCT_OF_CODES(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WAY, CONSUMER, WIDTHS, \
+                         BLOCKS, K16S, IN_FLIGHT, READ_AGAIN)                                                          \
+  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, MOST_ROWS, WIDTHS, THREADS / 128 - 1, BLOCKS>, WAY,       \
+          OfCodes<K16S, IN_FLIGHT, READ_AGAIN>, CONSUMER, SHARED_BYTES)
+#define PRODUCT_OF_TERMS(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WAY, CONSUMER, WIDTHS, \
+                         BLOCKS)                                                                                       \
+  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, MOST_ROWS, WIDTHS, THREADS / 128 - 1, BLOCKS>, WAY,       \
+          OfTerms, CONSUMER, SHARED_BYTES)

@@ -9,10 +9,10 @@
 // What both have. G: the product.
 template <class G> struct Handed {
   using Work = typename G::Work;
-  using Epilogue = typename G::Epilogue::template Of<G>;
+  using Consumer = typename G::Consumer::template Of<G>;
   static_assert(!G::T::SINGLE, "a single tile's rows are not known yet when its chunk is handed over");
   static_assert(!G::Op::GREEDY, "an argmax is Raster's");
-  static_assert(!G::Epilogue::FOLLOWS, "consumers wait for their chunks anyway");
+  static_assert(!G::Consumer::FOLLOWS, "consumers wait for their chunks anyway");
 
   static DEV void prepare(const GemmArgs& a, const Pipe& p) { G::prepare_by_two_warps(a, p); }
 
@@ -30,7 +30,7 @@ template <class G> struct Handed {
       G::wait_full(p);
       const Chunk& c = G::control().chunks[place];         // read again where it takes no registers meanwhile
       if (c.units == 0) return;
-      Epilogue::compute(a, p, c);
+      Consumer::compute(a, p, c);
     }
   }
 };

@@ -8,7 +8,7 @@
 //   Schedule      work distribution (schedule.h)
 //   OF_EXPERTS    of a single row the kernel finds its work in the router's word (GemmArgs.picks), if there is one
 //   OF_ROUTER     it reads that row where the router left it
-//   LONG          its epilogue is so long that a tile's widths share one where they can (SharedEpilogue, epilogues.h)
+//   LONG          its epilogue is so long that a tile's widths share its code (SharedIfLong, consumers.h)
 //   bias_of_four(), store_four()
 //                 what tokens_first.h has in place of bias() and store(): a thread has the rows 4q .. 4q + 3 of a unit
 //                 for a token, and n is a multiple of 4

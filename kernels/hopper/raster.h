@@ -10,11 +10,11 @@
 // What both have. G: the product.
 template <class G> struct Raster {
   using Work = typename G::Work;
-  using Epilogue = typename G::Epilogue::template Of<G>;
+  using Consumer = typename G::Consumer::template Of<G>;
   using Argmax = BlockArgmax<G>;
   enum : bool { SINGLE = G::T::SINGLE };
   static_assert(G::Op::GREEDY && G::EARLY, "the unembedding");
-  static_assert(!G::Epilogue::FOLLOWS, "there is nothing that it could load early");
+  static_assert(!G::Consumer::FOLLOWS, "there is nothing that it could load early");
 
   static DEV void prepare(const GemmArgs& a, const Pipe& p) { G::prepare_by_two_warps(a, p); }
 
@@ -25,7 +25,7 @@ template <class G> struct Raster {
     for (Chunk c; work.template next<false>(c);) {
       if (SINGLE) c.rows = rows;
       if (fresh) Argmax::reset();
-      Epilogue::compute(a, p, c);
+      Consumer::compute(a, p, c);
       fresh = work.tile_done();
       if (fresh) Argmax::write(a, c, work);
     }

@@ -11,8 +11,8 @@ struct Turns {
   template <class G> struct Of {
     using Work = typename G::Work;
     using Mine = Lanes<G>;
-    using Epilogue = typename G::Epilogue::template Of<G>;
-    enum : bool { SINGLE = G::T::SINGLE, FOLLOWS = G::Epilogue::FOLLOWS };
+    using Consumer = typename G::Consumer::template Of<G>;
+    enum : bool { SINGLE = G::T::SINGLE, FOLLOWS = G::Consumer::FOLLOWS };
     static_assert(!G::Op::GREEDY, "an argmax is Raster's");
     static_assert(!FOLLOWS || (SINGLE && G::EARLY), "what the epilogue needs is known early of a single tile");
 
@@ -66,7 +66,7 @@ struct Turns {
       const int rows = SINGLE ? G::rows_of_single(a) : 0;
       for (Chunk c; work.template next<true>(c);) {
         if (SINGLE) c.rows = rows;
-        Epilogue::compute(a, p, c);
+        Consumer::compute(a, p, c);
       }
       if (FOLLOWS) G::follow(a);                           // warps without weights, too
     }

@@ -1,9 +1,9 @@
-// What a consumer warpgroup does with its blocks of 64 weight rows in a chunk: the loop multiplies, the epilogue
-// stores. A kernel's row in the catalogue names one of
+// Consumers: what a warpgroup does with its blocks of 64 weight rows in a chunk. The loop multiplies, and the
+// operation's epilogue stores (../mma/epilogue.h). A kernel's row in the catalogue names one of
 //
-//   OwnEpilogue     each width of wgmma and number of blocks has an epilogue of its own
+//   OwnEpilogue     each width of wgmma and number of blocks has code of its own for the epilogue
 //   EarlyEpilogue   the same, and what it needs is loaded before the predecessor ends
-//   SharedEpilogue  all share one, if the operation's is long
+//   SharedIfLong    all share its code if it is long, which mlp1's is; mlp2's is short, so that this is OwnEpilogue
 //   StoredTile      queries, keys and values of many tokens, which are rotated and stored through shared memory
 //
 // Each has
@@ -103,7 +103,7 @@ struct OwnEpilogue : InRegisters {
         for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
       };
       if (G::TERMS == 1) load_ahead();                     // `exact` has no registers for it during the product
-      if (G::Epilogue::FOLLOWS) G::follow(a);              // a second time returns at once
+      if (G::Consumer::FOLLOWS) G::follow(a);              // a second time returns at once
       G::Loop::template Of<G, N, M>::multiply(a, p, sum);
       if (G::TERMS > 1) load_ahead();
       Mine::template store<true, N, M>(a, c, sum, ahead);
@@ -118,7 +118,7 @@ struct EarlyEpilogue : OwnEpilogue {
 
 // Products use parts of the largest one's registers: the code of a long epilogue takes as long to come from memory as
 // to run.
-struct SharedEpilogue : InRegisters {
+struct SharedIfLong : InRegisters {
   template <class G> struct OfAll {
     static_assert(G::TERMS == 1, "what it needs is loaded ahead of the product");
     using Mine = Blocks<G>;
