@@ -313,7 +313,7 @@ impl Engine {
         self.drain();
         let run = Run {
             queue: service.queue.clone(),
-            results: Results::Told(&service.ledger),
+            results: Results::Ledger(&service.ledger),
             recorder,
             totals: self.totals.clone(),
         };

@@ -3,18 +3,18 @@
 
 #[path = "../benches/gpu/kernel/forced.rs"]
 mod forced;
+#[path = "../benches/gpu/kernel/ladder.rs"]
+mod ladder;
 #[path = "../benches/gpu/kernel/launched.rs"]
 mod launched;
-#[path = "../benches/gpu/kernel/operation.rs"]
-mod operation;
 
 use forced::Forced;
 use getp::backend::gpu::catalogue::{Op, TABLES};
 use getp::backend::gpu::family;
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
+use ladder::{Ladder, Setup};
 use launched::Case;
-use operation::{Setup, Work};
 
 const ROWS: [usize; 9] = [1, 2, 8, 32, 64, 128, 256, 890, 1536];
 
@@ -23,10 +23,10 @@ fn every_kernel_can_be_forced() {
     let (multiprocessors, config) = (132, ModelConfig::preset_20b());
     let mut forced = 0;
     for &family in family::FAMILIES {
-        for operation in Work::ALL {
-            for kernel in operation.kernels(family.table()) {
+        for ladder in Ladder::ALL {
+            for kernel in ladder.kernels(family.table()) {
                 let target = Target {
-                    family: Forced::new(family, operation, kernel),
+                    family: Forced::new(family, ladder, kernel),
                     multiprocessors,
                 };
                 let fits = |&&rows: &&usize| kernel.holds(rows);
@@ -38,8 +38,8 @@ fn every_kernel_can_be_forced() {
                     let case = Case {
                         target: &target,
                         config: &config,
-                        operation,
-                        setup: Setup::of(kernel, operation, false),
+                        ladder,
+                        setup: Setup::of(kernel, ladder, false),
                         windowed: false,
                         rows,
                     };
@@ -49,7 +49,7 @@ fn every_kernel_can_be_forced() {
                         .iter()
                         .map(|launch| launch.kernel.name())
                         .collect();
-                    assert_eq!(names, [kernel.name()], "{} of {rows} rows", operation.name());
+                    assert_eq!(names, [kernel.name()], "{} of {rows} rows", ladder.name());
                     forced += 1;
                 }
             }
@@ -80,7 +80,7 @@ fn what_is_on_no_ladder_is_known() {
         Op::AttentionPeak,
     ];
     for kernel in TABLES.iter().flat_map(|family| family.kernels) {
-        let on_one = Work::ALL.iter().any(|operation| operation.ops().contains(&kernel.op));
+        let on_one = Ladder::ALL.iter().any(|ladder| ladder.ops().contains(&kernel.op));
         assert!(on_one != none.contains(&kernel.op), "{}", kernel.name());
     }
 }

@@ -10,9 +10,9 @@
 //! compared with these and what they leave to kernels beside them.
 
 mod forced;
+mod ladder;
 mod launched;
 mod look;
-mod operation;
 mod why;
 
 use super::ops::{FIGURES, limits, share};
@@ -24,8 +24,8 @@ use getp::backend::gpu::open::context_as;
 use getp::batch::Want;
 use getp::options::{Options, Precision};
 use getp::profile::{Operation, OperationTotal, Roofline};
+use ladder::{Ladder, Setup, is_plain};
 use look::{Measured, Subject};
-use operation::{Setup, Work, is_plain};
 use std::time::Duration;
 
 #[derive(clap::Args)]
@@ -62,10 +62,10 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
             list(family.table());
             continue;
         }
-        let ladders = part.names.iter().map(|name| Ladder::named(name, family.table(), exact));
-        let ladders = ladders.collect::<Result<Vec<_>, _>>()?;
-        for ladder in ladders.into_iter().flatten() {
-            ladder.climb(&driver, family, args, part, &options)?;
+        let climbs = part.names.iter().map(|name| Climb::named(name, family.table(), exact));
+        let climbs = climbs.collect::<Result<Vec<_>, _>>()?;
+        for climb in climbs.into_iter().flatten() {
+            climb.run(&driver, family, args, part, &options)?;
         }
     }
     Ok(())
@@ -99,18 +99,18 @@ fn list(family: &'static catalogue::Table) {
         );
         println!("{}", line.trim_end());
     };
-    for operation in Work::ALL {
-        println!("{}: {}", operation.name(), operation.says());
-        operation.kernels(family).into_iter().for_each(line);
+    for ladder in Ladder::ALL {
+        println!("{}: {}", ladder.name(), ladder.says());
+        ladder.kernels(family).into_iter().for_each(line);
     }
     println!("on no ladder:");
-    let on_one = |op: Op| Work::ALL.iter().any(|operation| operation.ops().contains(&op));
+    let on_one = |op: Op| Ladder::ALL.iter().any(|ladder| ladder.ops().contains(&op));
     family.kernels.iter().filter(|kernel| !on_one(kernel.op)).for_each(line);
 }
 
-/// Kernels to run for an operation, the plain one first.
-struct Ladder {
-    operation: Work,
+/// Kernels of a ladder to run, the plain one first.
+struct Climb {
+    ladder: Ladder,
     setup: Setup,
     rungs: Vec<&'static Kernel>,
     /// The one that was asked for, if not all.
@@ -120,44 +120,44 @@ struct Ladder {
 /// What became of a rung in steps of so many rows.
 type Outcome = Result<(Measured, Option<Roofline>), String>;
 
-impl Ladder {
+impl Climb {
     /// That of an operation, or of one kernel: for each operation that it can do, beside the plain one.
     fn named(name: &str, family: &'static catalogue::Table, exact: bool) -> anyhow::Result<Vec<Self>> {
-        if let Some(&operation) = Work::ALL.iter().find(|operation| operation.name() == name) {
+        if let Some(&ladder) = Ladder::ALL.iter().find(|ladder| ladder.name() == name) {
             let setup = Setup::new(exact);
-            let mut rungs = operation.kernels(family);
-            rungs.retain(|kernel| setup.has(operation, kernel));
+            let mut rungs = ladder.kernels(family);
+            rungs.retain(|kernel| setup.has(ladder, kernel));
             return Ok(vec![Self {
-                operation,
+                ladder,
                 setup,
                 rungs,
                 asked: None,
             }]);
         }
-        let of = |operation: Work| {
-            let kernels = operation.kernels(family);
+        let of = |ladder: Ladder| {
+            let kernels = ladder.kernels(family);
             let kernel = *kernels.iter().find(|kernel| kernel.name() == name)?;
-            let setup = Setup::of(kernel, operation, exact);
+            let setup = Setup::of(kernel, ladder, exact);
             let mut rungs = kernels;
-            rungs.retain(|other| other.index == kernel.index || is_plain(other) && setup.has(operation, other));
+            rungs.retain(|other| other.index == kernel.index || is_plain(other) && setup.has(ladder, other));
             Some(Self {
-                operation,
+                ladder,
                 setup,
                 rungs,
                 asked: Some(kernel),
             })
         };
-        let ladders: Vec<_> = Work::ALL.into_iter().filter_map(of).collect();
+        let climbs: Vec<_> = Ladder::ALL.into_iter().filter_map(of).collect();
         anyhow::ensure!(
-            !ladders.is_empty(),
+            !climbs.is_empty(),
             "{name} is neither an operation nor a kernel of {} on a ladder; without a name all are listed",
             family.name
         );
-        Ok(ladders)
+        Ok(climbs)
     }
 
     /// Runs it. Fails if a kernel's result is wrong, or none of those that were asked for has run.
-    fn climb(
+    fn run(
         &self,
         driver: &SharedDriver,
         family: &'static dyn Family,
@@ -166,11 +166,11 @@ impl Ladder {
         options: &Options,
     ) -> anyhow::Result<()> {
         let most = part.rows.iter().copied().max().unwrap_or(1);
-        let subject = Subject::new(self.operation, self.setup, args.config(), most, part)?;
+        let subject = Subject::new(self.ladder, self.setup, args.config(), most, part)?;
         let mut described = None;
         let mut run_as = |kernel: Option<&'static Kernel>| -> Vec<Outcome> {
             let family: &'static dyn Family = match kernel {
-                Some(kernel) => Forced::new(family, self.operation, kernel),
+                Some(kernel) => Forced::new(family, self.ladder, kernel),
                 None => family,
             };
             let want = match kernel.map(|kernel| kernel.op) {
@@ -200,7 +200,7 @@ impl Ladder {
         let of_plain: Vec<_> = plain.into_iter().map(|&kernel| run_as(Some(kernel))).collect();
         // Of each rung by rows; the plain ones come first.
         let outcomes: Vec<_> = of_plain.into_iter().chain(of_fast).collect();
-        println!("{}: {}", self.operation.name(), self.operation.says());
+        println!("{}: {}", self.ladder.name(), self.ladder.says());
         println!("{}; {}", described.unwrap_or_default(), args.shape);
         if driver.device().runtime == "simt" {
             println!("an emulated device: its times mean nothing");
@@ -216,8 +216,8 @@ impl Ladder {
             println!("{}", limits(roofline));
         }
         println!("* what the library chooses");
-        anyhow::ensure!(wrong == 0, "{wrong} of {}'s results are wrong", self.operation.name());
-        let asked = self.asked.map_or(self.operation.name().to_owned(), Kernel::name);
+        anyhow::ensure!(wrong == 0, "{wrong} of {}'s results are wrong", self.ladder.name());
+        let asked = self.asked.map_or(self.ladder.name().to_owned(), Kernel::name);
         anyhow::ensure!(ran > 0, "{asked} has not run");
         Ok(())
     }
@@ -236,7 +236,7 @@ impl Ladder {
             "x plain"
         );
         let chosen = match chosen {
-            Ok((measured, _)) => ran(measured, self.operation),
+            Ok((measured, _)) => ran(measured, self.ladder),
             Err(_) => Vec::new(),
         };
         let (mut right, mut wrong, mut plain) = (0, 0, None);
@@ -245,9 +245,9 @@ impl Ladder {
             let name = format!("{}{mark}", kernel.name());
             let said = match outcome {
                 Err(why) => Err(why.clone()),
-                Ok((measured, _)) if !ran(measured, self.operation).contains(&kernel.name()) => Err(format!(
+                Ok((measured, _)) if !ran(measured, self.ladder).contains(&kernel.name()) => Err(format!(
                     "the library never runs it there; it ran {}",
-                    ran(measured, self.operation).join(", ")
+                    ran(measured, self.ladder).join(", ")
                 )),
                 Ok((measured, roofline)) => match &measured.check {
                     Err(why) => {
@@ -263,8 +263,8 @@ impl Ladder {
             match said {
                 Err(why) => println!("{name:<38}{why}"),
                 Ok((measured, roofline, part)) => {
-                    let own = measured.profile.total(self.operation.timed());
-                    let beside = beside(measured, self.operation);
+                    let own = measured.profile.total(self.ladder.timed());
+                    let beside = beside(measured, self.ladder);
                     let seconds = (own.time + beside).as_secs_f64();
                     let beside = beside / subject.repeats as u32;
                     if is_plain(kernel) {
@@ -273,7 +273,7 @@ impl Ladder {
                     let times = plain.map(|plain| plain / seconds);
                     println!(
                         "{name:<38}{part:>8.2}{}",
-                        figures(self.operation.timed(), &own, roofline, beside, times)
+                        figures(self.ladder.timed(), &own, roofline, beside, times)
                     );
                 }
             }
@@ -295,15 +295,15 @@ fn refusal(kernel: Option<&'static Kernel>, rows: usize, subject: &Subject) -> R
 }
 
 /// The kernels that did an operation.
-fn ran(measured: &Measured, operation: Work) -> Vec<String> {
+fn ran(measured: &Measured, ladder: Ladder) -> Vec<String> {
     let kernels = measured.profile.kernels.iter();
-    let mine = kernels.filter(|kernel| kernel.operation == operation.timed());
+    let mine = kernels.filter(|kernel| kernel.operation == ladder.timed());
     mine.map(|kernel| kernel.name.clone()).collect()
 }
 
 /// The time of what it leaves to others.
-fn beside(measured: &Measured, operation: Work) -> Duration {
-    let others = operation.beside().iter();
+fn beside(measured: &Measured, ladder: Ladder) -> Duration {
+    let others = ladder.beside().iter();
     others.map(|&other| measured.profile.total(other).time).sum()
 }
 

@@ -10,7 +10,7 @@
 #include "operands.h"
 #include "weights.h"
 
-// P: the Product.
+// P: the Gemm.
 template <class P> struct Few {
   enum : int { FIRST = 4, STAGES = P::STAGES, STAGE_BYTES = P::STAGE_BYTES };
   using Mine = typename P::Mine;

@@ -24,7 +24,7 @@
 // SHARED_BYTES: the block's dynamic shared memory. WIDTH: there is code for each multiple of so many tokens up to N.
 template <class Op, class Weights, int FORMAT, int TERMS, int N, int WARPS, int UNITS, int SLABS, int WIDTH,
           int SHARED_BYTES>
-struct Product {
+struct Gemm {
   enum : bool { IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS, FEW = N == 8 && TERMS == 1 };
   enum : int {
     ELEMENTS = FORMAT,
@@ -74,7 +74,7 @@ struct Product {
       }
     }
   };
-  using Source = std::conditional_t<FEW, typename Few<Product>::Source, ManySource>;
+  using Source = std::conditional_t<FEW, typename Few<Gemm>::Source, ManySource>;
 
   // ---- a tile whose code is for W tokens
 
@@ -201,7 +201,7 @@ struct Product {
 
     DEV void multiply(const GemmArgs& a, Source& source) {
       clear(sum);
-      if constexpr (FEW) Few<Product>::multiply(a.k_blocks, source, sum);
+      if constexpr (FEW) Few<Gemm>::multiply(a.k_blocks, source, sum);
       else if constexpr (OVERLAPS) multiply_ahead(a.k_blocks, source, shared_address(DYNAMIC_SHARED), Mine::locate());
       else multiply_in_turn(a, source);
     }
@@ -313,6 +313,6 @@ struct Product {
 // The maker. BLOCKS: of a multiprocessor, to compile for.
 #define PRODUCT(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, UNITS, SLABS, WIDTH, BLOCKS)\
   KERNEL(NAME, OP::Args, THREADS, BLOCKS, 1) {                                                                     \
-    Product<OP, WEIGHTS, FORMAT, TERMS, N, THREADS / WAVE, UNITS, SLABS, WIDTH, SHARED_BYTES>::run(                \
+    Gemm<OP, WEIGHTS, FORMAT, TERMS, N, THREADS / WAVE, UNITS, SLABS, WIDTH, SHARED_BYTES>::run(                   \
         OP::product_of(a));                                                                                        \
   }

@@ -104,8 +104,8 @@ const UNEMBED_EXACT: Ops = &[(Op::Logits, "cdna/exact.hip"), (Op::GreedyLogits, 
 /// SIMD, the second one TILED's step.
 const fn tile(ops: Ops, maker: &'static str, tokens: usize, waves: usize, parameters: &'static [usize]) -> Tile {
     let parameters = match *parameters {
-        [waves] => Parameters::of(&[("WAVES", waves)]),
-        [waves, step] => Parameters::of(&[("WAVES", waves), ("STEP", step)]),
+        [occupancy] => Parameters::of(&[("OCCUPANCY", occupancy)]),
+        [occupancy, step] => Parameters::of(&[("OCCUPANCY", occupancy), ("STEP", step)]),
         _ => panic!("one or two"),
     };
     Tile {

@@ -146,7 +146,7 @@ template <int FORMAT, int TERMS> struct Operations {
   using Logits = ::Logits;
 };
 
-// Makers: each defines a kernel from a row of the catalogue. WAVES is the occupancy to compile for, in waves per SIMD.
+// Makers: each defines a kernel from a row of the catalogue. OCCUPANCY: to compile for, in waves per SIMD.
 //
 //   STREAMED         up to 16 tokens, see stream.h
 //   STREAMED_STORE   the same for QkvStore
@@ -155,42 +155,42 @@ template <int FORMAT, int TERMS> struct Operations {
 //   SPREAD           the same with code for every multiple of 16, the rows spread over all tiles of the grid
 //   SPREAD_STORE     the same for QkvStore
 //   ONE_SIZE         N tokens in LDS, with code for this size alone, see tile.h
-#define STREAMED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                         \
-  KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
+#define STREAMED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, OCCUPANCY)                     \
+  KERNEL(NAME, GemmArgs, THREADS, 1, OCCUPANCY) {                                                                      \
     static_assert(N == (int)TOKENS && TERMS == 1, "what a stream holds");                                              \
     streamed_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE>(a);                               \
   }
-#define STREAMED_STORE(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                   \
-  KERNEL(NAME, QkvStoreArgs, THREADS, 1, WAVES) {                                                                      \
+#define STREAMED_STORE(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, OCCUPANCY)               \
+  KERNEL(NAME, QkvStoreArgs, THREADS, 1, OCCUPANCY) {                                                                  \
     static_assert(N == (int)TOKENS && MOST_ROWS == N && TERMS == 1, "what a stream holds");                            \
     streamed_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE>(a.product);                       \
   }
-#define STREAMED_SORT(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                    \
-  KERNEL(NAME, SortMlp1Args, THREADS, 1, WAVES) {                                                                      \
+#define STREAMED_SORT(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, OCCUPANCY)                \
+  KERNEL(NAME, SortMlp1Args, THREADS, 1, OCCUPANCY) {                                                                  \
     static_assert(N == (int)TOKENS && MOST_ROWS <= WAVE && TERMS == 1, "what a stream holds, and a lane a row");       \
     sorting_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE>(a);                                \
   }
-#define TILED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES, STEP)                      \
-  KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
+#define TILED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, OCCUPANCY, STEP)                  \
+  KERNEL(NAME, GemmArgs, THREADS, 1, OCCUPANCY) {                                                                      \
     static_assert(TERMS == 1, "float64 sums of several sizes would not fit the registers");                            \
     SHARED u32v4 tokens[tile_pieces(N, THREADS, TERMS)];                                                               \
     tiled_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE, N / TOKENS, STEP>(a, tokens);        \
   }
-#define SPREAD(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                           \
-  KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
+#define SPREAD(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, OCCUPANCY)                       \
+  KERNEL(NAME, GemmArgs, THREADS, 1, OCCUPANCY) {                                                                      \
     static_assert(TERMS == 1, "float64 sums of several sizes would not fit the registers");                            \
     SHARED u32v4 tokens[tile_pieces(N, THREADS, TERMS)];                                                               \
     tiled_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE, N / TOKENS, 1, true>(a, tokens);     \
   }
-#define SPREAD_STORE(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                     \
-  KERNEL(NAME, QkvStoreArgs, THREADS, 1, WAVES) {                                                                      \
+#define SPREAD_STORE(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, OCCUPANCY)                 \
+  KERNEL(NAME, QkvStoreArgs, THREADS, 1, OCCUPANCY) {                                                                  \
     static_assert(TERMS == 1, "float64 sums of several sizes would not fit the registers");                            \
     SHARED u32v4 tokens[tile_pieces(N, THREADS, TERMS)];                                                               \
     tiled_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE, N / TOKENS, 1, true>(a.product,      \
                                                                                                        tokens);        \
   }
-#define ONE_SIZE(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                         \
-  KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
+#define ONE_SIZE(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, OCCUPANCY)                     \
+  KERNEL(NAME, GemmArgs, THREADS, 1, OCCUPANCY) {                                                                      \
     SHARED u32v4 tokens[tile_pieces(N, THREADS, TERMS)];                                                               \
     one_size_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE, N / TOKENS, TERMS>(a, tokens);    \
   }

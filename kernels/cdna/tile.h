@@ -60,7 +60,7 @@ template <class Weights, int WAVES, int S, int TERMS, bool INDEXED> struct Tile 
     TERM = STAGED * THREADS, BUFFER = TERMS * TERM,      // pieces in LDS
     // A piece is decoded during the first MFMAs after the last use of the one before, or, where MFMAs leave fewer issue
     // slots, in two parts: each has one run of 16 rows.
-    SPREADS = PIECE_MFMAS == 1 && SPLITS >= 2, DECODE_PARTS = SPREADS ? 2 : 1, DECODE_PART = PARTS - SPLITS,
+    DECODE_PARTS = PIECE_MFMAS == 1 && SPLITS >= 2 ? 2 : 1, DECODE_PART = PARTS - SPLITS,
     // Weights that are decoded free their registers in the middle of a slab, 16-bit ones only with the slab's last
     // MFMA.
     DECODES = Weights::DECODE_VALU > 0, LEAD = DECODES ? 3 : 2,
@@ -208,7 +208,7 @@ template <class Weights, int WAVES, int S, int TERMS, bool INDEXED> struct Tile 
   }
   // Decodes a piece from run FIRST on, or that run alone where two parts have one each.
   template <int FIRST> DEV void decode(const Raw& from, int piece) {
-    for (int r = FIRST; r < (SPREADS ? FIRST + 1 : 2); r++) Weights::decode(from, piece, r, operand[piece]);
+    for (int r = FIRST; r < (DECODE_PARTS == 2 ? FIRST + 1 : 2); r++) Weights::decode(from, piece, r, operand[piece]);
   }
   // Computes a slab. Its weights are in raw[b], its first piece is decoded, its first tokens are in registers.
   DEV void slab(int c, int b) {
@@ -228,8 +228,8 @@ template <class Weights, int WAVES, int S, int TERMS, bool INDEXED> struct Tile 
       multiply<PART>(c, b);
       if (PART == 0) decode<0>(raw[b], 1);
       if (PART == DECODE_PART) decode<0>(raw[(b + 1) % 3], 0);
-      if (SPREADS && PART == 1) decode<1>(raw[b], 1);
-      if (SPREADS && PART == DECODE_PART + 1) decode<1>(raw[(b + 1) % 3], 0);
+      if (DECODE_PARTS == 2 && PART == 1) decode<1>(raw[b], 1);
+      if (DECODE_PARTS == 2 && PART == DECODE_PART + 1) decode<1>(raw[(b + 1) % 3], 0);
       if (DECODES) weave<PART>();
       parts<PART + 1>(c, b);
     }

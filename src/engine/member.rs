@@ -371,7 +371,7 @@ fn results(outbox: &mut Outbox) -> Result<(Report, Vec<Request>)> {
 fn outbox<'a>(run: &'a Run<'_, '_>) -> Result<std::sync::MutexGuard<'a, Outbox>> {
     match &run.results {
         Results::Sent(outbox) => Ok(lock(outbox)),
-        Results::Stored(_) | Results::Told(_) => Err(broken("a rank stores answers by itself")),
+        Results::Stored(_) | Results::Ledger(_) => Err(broken("a rank stores answers by itself")),
     }
 }
 

@@ -38,8 +38,8 @@ pub struct Run<'a, 'r> {
 pub enum Results<'a, 'r> {
     /// Into the program's rows.
     Stored(Box<Mutex<Answers<'a, 'r>>>),
-    /// To a service's events.
-    Told(&'a Ledger),
+    /// To a service's events, token by token.
+    Ledger(&'a Ledger),
     /// To rank 0.
     Sent(Mutex<Outbox>),
 }
@@ -59,7 +59,7 @@ impl Run<'_, '_> {
         while let Some((request, why)) = self.queue.take_unfit() {
             match &self.results {
                 Results::Stored(answers) => lock(answers).refuse(request.number, &why),
-                Results::Told(ledger) => ledger.end(request.number, Ending::Failed(why.into())),
+                Results::Ledger(ledger) => ledger.end(request.number, Ending::Failed(why.into())),
                 Results::Sent(outbox) => lock(outbox).refused.push((request, why)),
             }
         }
@@ -73,7 +73,7 @@ impl Run<'_, '_> {
                 let mut answers = lock(answers);
                 finished.drain(..).for_each(|answer| answers.store(answer));
             }
-            Results::Told(_) => finished.clear(),
+            Results::Ledger(_) => finished.clear(),
             Results::Sent(outbox) => lock(outbox).answers.extend(finished.drain(..)),
         }
         self.queue.finish(requests);
@@ -81,7 +81,7 @@ impl Run<'_, '_> {
 
     /// Hands tokens over of requests that want them one by one. `ended` has room for as many requests as a step has.
     fn hand_over(&self, scored: Vec<Scored>, sampled: impl Iterator<Item = Sampled>, ended: &mut Vec<usize>) {
-        let Results::Told(ledger) = self.results else {
+        let Results::Ledger(ledger) = self.results else {
             return;
         };
         ledger.take_tokens(scored, sampled, |number, is_lost| match is_lost {
@@ -96,7 +96,7 @@ impl Run<'_, '_> {
 
     /// Ends a request that cannot be answered to its end; its replica drops it before it plans the next step.
     fn give_up(&self, number: usize, why: Error) -> Result<()> {
-        if let Results::Told(ledger) = self.results {
+        if let Results::Ledger(ledger) = self.results {
             ledger.end(number, Ending::Failed(why.into()));
         }
         self.queue.cancel([number].into_iter())
@@ -109,7 +109,7 @@ impl Run<'_, '_> {
         }
         match self.results {
             Results::Stored(answers) => answers.into_inner().unwrap_or_else(PoisonError::into_inner).finish(),
-            Results::Told(_) | Results::Sent(_) => StoredAnswers::default(),
+            Results::Ledger(_) | Results::Sent(_) => StoredAnswers::default(),
         }
     }
 }
@@ -167,7 +167,7 @@ pub fn serve_beside<'p, 'a, 'r, T>(
 pub fn begin(run: &Run<'_, '_>, workers: &[Worker<'_, '_, '_>]) -> Result<()> {
     let limits = workers.iter().map(|worker| worker.scheduler.limits().clone());
     run.queue.begin(limits)?;
-    if let Results::Told(_) = run.results {
+    if let Results::Ledger(_) = run.results {
         run.refuse_unfit();
     }
     Ok(())
@@ -290,7 +290,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     /// Takes requests from the queue, as many as can start.
     fn take(&mut self) -> Result<()> {
         let taken = self.run.queue.take(self.replica, &mut self.scheduler, &mut self.begun);
-        if let Results::Told(ledger) = self.run.results
+        if let Results::Ledger(ledger) = self.run.results
             && !self.begun.is_empty()
         {
             ledger.begin(self.begun.drain(..));
@@ -362,7 +362,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         ));
         self.run.totals.lose_replica();
         self.run.queue.give_back(self.replica, unfinished);
-        if let Results::Told(_) = self.run.results {
+        if let Results::Ledger(_) = self.run.results {
             // Others go on: nobody may come for what only this one had room for.
             self.run.refuse_unfit();
         }

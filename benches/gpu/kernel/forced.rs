@@ -1,7 +1,7 @@
 //! A device's family, but with one kernel alone for an operation: so the library launches that very one, or, where it
 //! never would, another that is told by its name.
 
-use super::operation::{Work, is_plain};
+use super::ladder::{Ladder, is_plain};
 use getp::backend::gpu::catalogue::{self, Kernel, Op};
 use getp::backend::gpu::family::Family;
 use getp::backend::gpu::family::verdict::Verdict;
@@ -18,9 +18,9 @@ pub struct Forced {
 
 impl Forced {
     /// Lives as long as the process, as every family does.
-    pub fn new(family: &'static dyn Family, operation: Work, kernel: &'static Kernel) -> &'static Self {
+    pub fn new(family: &'static dyn Family, ladder: Ladder, kernel: &'static Kernel) -> &'static Self {
         let all = family.table();
-        let kept = all.kernels.iter().filter(|other| stays(other, operation, kernel));
+        let kept = all.kernels.iter().filter(|other| stays(other, ladder, kernel));
         let numbered = kept.enumerate().map(|(index, kept)| Kernel {
             index,
             // From so many rows on it is faster than others, which are not there.
@@ -57,8 +57,8 @@ impl Forced {
 
 /// Whether a kernel stays in the table where `forced` is to do the operation. The plain ones do: every family has them,
 /// and they come last. So do other tiles of a product, which tell how its weights are packed.
-fn stays(kernel: &Kernel, operation: Work, forced: &Kernel) -> bool {
-    if kernel.index == forced.index || !operation.ops().contains(&kernel.op) {
+fn stays(kernel: &Kernel, ladder: Ladder, forced: &Kernel) -> bool {
+    if kernel.index == forced.index || !ladder.ops().contains(&kernel.op) {
         return true;
     }
     match kernel.op {

@@ -1,7 +1,7 @@
 //! What the library launches for an operation of a model in whole steps of so many rows: the choice alone, which is a
 //! function of a target and a shape and needs no device.
 
-use super::operation::{Setup, Work};
+use super::ladder::{Ladder, Setup};
 use getp::backend::gpu::catalogue::Op;
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::shapes::{AttentionWork, GemmShape, MatrixForm, NormWork, Product};
@@ -16,7 +16,7 @@ use getp::weights::WeightFormat;
 pub struct Case<'a> {
     pub target: &'a Target,
     pub config: &'a ModelConfig,
-    pub operation: Work,
+    pub ladder: Ladder,
     pub setup: Setup,
     pub windowed: bool,
     pub rows: usize,
@@ -25,12 +25,12 @@ pub struct Case<'a> {
 impl Case<'_> {
     /// The products that do the operation: of all logits, and of the largest alone.
     pub fn products(&self) -> &'static [Product] {
-        match self.operation {
-            Work::Qkv => &[Product::Qkv],
-            Work::AttnOut => &[Product::AttnOut],
-            Work::Mlp1 => &[Product::Mlp1],
-            Work::Mlp2 => &[Product::Mlp2],
-            Work::Unembed => &[Product::Logits, Product::Greedy],
+        match self.ladder {
+            Ladder::Qkv => &[Product::Qkv],
+            Ladder::AttnOut => &[Product::AttnOut],
+            Ladder::Mlp1 => &[Product::Mlp1],
+            Ladder::Mlp2 => &[Product::Mlp2],
+            Ladder::Unembed => &[Product::Logits, Product::Greedy],
             _ => &[],
         }
     }
@@ -71,27 +71,27 @@ impl Case<'_> {
         let &Self {
             target,
             config,
-            operation,
+            ladder,
             setup,
             windowed,
             rows,
         } = self;
         let numbers = setup.numbers;
-        Ok(match operation {
-            Work::Unembed if op == Op::GreedyLogits => vec![self.product(Product::Greedy)?],
-            Work::Norm => {
+        Ok(match ladder {
+            Ladder::Unembed if op == Op::GreedyLogits => vec![self.product(Product::Greedy)?],
+            Ladder::Norm => {
                 let adds = NormWork {
                     adds: true,
                     ..NormWork::default()
                 };
                 vec![target.norm(config, &numbers, &adds, rows)]
             }
-            Work::Router => {
+            Ladder::Router => {
                 let both = target.norm_route(config, &numbers, MatrixForm::Wire(WeightFormat::Bf16), rows);
                 vec![both.map_or_else(|| target.route(rows), |both| both.launch)]
             }
-            Work::AttentionDecode | Work::AttentionPrefill => {
-                let decodes = operation == Work::AttentionDecode;
+            Ladder::AttentionDecode | Ladder::AttentionPrefill => {
+                let decodes = ladder == Ladder::AttentionDecode;
                 let work = AttentionWork {
                     windowed,
                     rows,
@@ -101,7 +101,7 @@ impl Case<'_> {
                 let launches = target.attention(config, numbers.kv, numbers.exact, &work)?;
                 launches.into_iter().flatten().collect()
             }
-            Work::Qkv | Work::AttnOut | Work::Mlp1 | Work::Mlp2 | Work::Unembed => {
+            Ladder::Qkv | Ladder::AttnOut | Ladder::Mlp1 | Ladder::Mlp2 | Ladder::Unembed => {
                 vec![self.product(self.products()[0])?]
             }
         })

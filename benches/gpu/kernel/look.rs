@@ -5,7 +5,7 @@ use super::super::bounds::{Bounds, Close, HostMatrix, Worst, combined, in_cache}
 use super::super::plans::{chunks, decoding};
 use super::super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 use super::super::wide::Wide;
-use super::operation::{Setup, Work};
+use super::ladder::{Ladder, Setup};
 use getp::backend::gpu::args::KV_PAGE;
 use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::Context;
@@ -51,7 +51,7 @@ const RANDOM_KEYS: usize = (1 << 20) + 24;
 
 /// A model made for an operation: whatever that does not meet is small.
 pub struct Subject {
-    pub operation: Work,
+    pub ladder: Ladder,
     pub setup: Setup,
     pub config: ModelConfig,
     /// Positions before a row, or before a prompt's chunk, where attention is looked at.
@@ -84,28 +84,22 @@ pub struct Run<'a> {
 
 impl Subject {
     /// Of a model with this shape, for steps of so many rows at most.
-    pub fn new(
-        operation: Work,
-        setup: Setup,
-        shape: ModelConfig,
-        most_rows: usize,
-        part: &super::Args,
-    ) -> Result<Self> {
-        let context = if operation.is_attention() { part.context } else { 0 };
-        let of_sequence = match operation {
-            Work::AttentionPrefill => most_rows.min(PROMPT_ROWS),
+    pub fn new(ladder: Ladder, setup: Setup, shape: ModelConfig, most_rows: usize, part: &super::Args) -> Result<Self> {
+        let context = if ladder.is_attention() { part.context } else { 0 };
+        let of_sequence = match ladder {
+            Ladder::AttentionPrefill => most_rows.min(PROMPT_ROWS),
             _ => 1,
         };
         let config = ModelConfig {
             n_layers: LAYERS,
             seq_len: context + of_sequence,
             context_length: None,
-            vocab_size: match operation {
-                Work::Unembed => shape.vocab_size,
+            vocab_size: match ladder {
+                Ladder::Unembed => shape.vocab_size,
                 _ => shape.vocab_size.min(1024),
             },
-            n_experts: match operation {
-                Work::Router | Work::Mlp1 | Work::Mlp2 => shape.n_experts,
+            n_experts: match ladder {
+                Ladder::Router | Ladder::Mlp1 | Ladder::Mlp2 => shape.n_experts,
                 _ => shape.experts_per_token,
             },
             ..shape
@@ -123,12 +117,12 @@ impl Subject {
         };
         let model = SyntheticCheckpoint::packed(&synthetic.check()?);
         // A matrix of another operation: this one's plain kernel would take it as it is.
-        let wide = match operation {
-            Work::Qkv => TensorId::AttnOut { layer: 0 },
+        let wide = match ladder {
+            Ladder::Qkv => TensorId::AttnOut { layer: 0 },
             _ => TensorId::Qkv { layer: 0 },
         };
         Ok(Self {
-            operation,
+            ladder,
             setup,
             context,
             windowed: part.windowed,
@@ -146,9 +140,9 @@ impl Subject {
 
     /// The layer whose operation is looked at. The unembedding stands behind all.
     fn layer(&self) -> usize {
-        match self.operation {
-            Work::Unembed => LAYERS,
-            operation if operation.is_attention() && self.windowed => 0,
+        match self.ladder {
+            Ladder::Unembed => LAYERS,
+            ladder if ladder.is_attention() && self.windowed => 0,
             _ => LAYERS - 1,
         }
     }
@@ -170,16 +164,16 @@ impl Subject {
     /// among them.
     fn checked(&self, rows: usize) -> Vec<usize> {
         let c = &self.config;
-        let of_row = match self.operation {
-            Work::Norm => c.hidden_dim,
-            Work::Qkv => c.qkv_dim() * c.hidden_dim,
+        let of_row = match self.ladder {
+            Ladder::Norm => c.hidden_dim,
+            Ladder::Qkv => c.qkv_dim() * c.hidden_dim,
             // Each key is taken from its page, all of which is read for it.
-            Work::AttentionDecode | Work::AttentionPrefill => 2 * KV_PAGE * c.kv_dim() * c.seq_len,
-            Work::AttnOut => c.hidden_dim * c.q_dim(),
-            Work::Router => c.n_experts * c.hidden_dim,
-            Work::Mlp1 => c.experts_per_token * 2 * c.intermediate_dim * c.hidden_dim,
-            Work::Mlp2 => c.experts_per_token * c.intermediate_dim * c.hidden_dim,
-            Work::Unembed => c.vocab_size * c.hidden_dim,
+            Ladder::AttentionDecode | Ladder::AttentionPrefill => 2 * KV_PAGE * c.kv_dim() * c.seq_len,
+            Ladder::AttnOut => c.hidden_dim * c.q_dim(),
+            Ladder::Router => c.n_experts * c.hidden_dim,
+            Ladder::Mlp1 => c.experts_per_token * 2 * c.intermediate_dim * c.hidden_dim,
+            Ladder::Mlp2 => c.experts_per_token * c.intermediate_dim * c.hidden_dim,
+            Ladder::Unembed => c.vocab_size * c.hidden_dim,
         };
         let some = (CHECKED_PRODUCTS / of_row).max(2);
         match some < rows {
@@ -275,7 +269,7 @@ impl Run<'_> {
         let blocks = KvBlocks::of_sequence(config, tokens, chunk, config.seq_len);
         let blocks = [blocks.full, blocks.window];
         let token = |row| (row % config.vocab_size) as i32;
-        if self.subject.operation != Work::AttentionPrefill {
+        if self.subject.ladder != Ladder::AttentionPrefill {
             return decoding(rows, *context, blocks, token);
         }
         let most = *of_sequence;
@@ -300,7 +294,7 @@ impl Run<'_> {
         let parts = self.replica.begin(plan, self.want)?;
         // What is before the operation is not timed.
         parts.ops.queue.timeline = None;
-        if self.subject.operation.is_attention() && check.is_some() {
+        if self.subject.ladder.is_attention() && check.is_some() {
             fill_cache(&self.context, parts.kv, self.subject.setup.numbers.kv)?;
         }
         watch.timeline.iter_mut().for_each(Timeline::begin_step);
@@ -404,7 +398,7 @@ impl Step<'_> {
     /// The model's forward pass until the operation has run.
     fn run(&mut self, weights: &GpuWeights, activations: &mut Activations<ResidualMemory, Buffer>) -> Result<()> {
         let Activations { x, scratch } = activations;
-        let (operation, layer) = (self.subject.operation, self.subject.layer());
+        let (ladder, layer) = (self.subject.ladder, self.subject.layer());
         let mut x = self.ops.embed(self.plan, part(&weights.embedding), x)?;
         for (layer, w) in weights.layers.iter().enumerate().take(layer) {
             x = forward_layer(self.ops, w, layer, self.plan, x, scratch, self.kv)?;
@@ -413,26 +407,26 @@ impl Step<'_> {
         let Some(w) = weights.layers.get(layer) else {
             return self.unembed(part(&weights.head), x, t);
         };
-        if operation == Work::Norm {
+        if ladder == Ladder::Norm {
             return self.norm(x, &w.attn_norm, t);
         }
         let (x, t_attn) = self.ops.norm(x, &w.attn_norm, t)?;
-        if operation == Work::Qkv {
+        if ladder == Ladder::Qkv {
             return self.qkv(t_attn, w, qkv);
         }
         let projected = self.ops.qkv(t_attn, &w.qkv, &w.qkv_bias, qkv)?;
         let queries = self.ops.rope_store(self.plan, layer, projected, self.kv)?;
-        if operation.is_attention() {
+        if ladder.is_attention() {
             return self.attention(queries, &w.sinks, attention);
         }
         let attended = self.ops.attention(self.plan, queries, &w.sinks, self.kv, attention)?;
-        if operation == Work::AttnOut {
+        if ladder == Ladder::AttnOut {
             return self.attn_out(attended, w, x);
         }
         let x = self.ops.attn_out(attended, &w.attn_out, &w.attn_out_bias, x)?;
-        match operation {
-            Work::Router => self.router(x, w, t),
-            Work::Mlp1 => self.mlp1(x, w, t, h),
+        match ladder {
+            Ladder::Router => self.router(x, w, t),
+            Ladder::Mlp1 => self.mlp1(x, w, t, h),
             _ => {
                 let routed = self.ops.route(x, &w.ffn_norm, &w.router, &w.router_bias, t)?;
                 let gated = self.ops.mlp1(&routed, &w.mlp1, &w.mlp1_bias, h)?;

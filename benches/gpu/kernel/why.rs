@@ -1,8 +1,8 @@
 //! Why a kernel is chosen: every kernel that could do an operation, whether it may, what it would cost, and which one
 //! is taken. It needs no device: without one it is said for the cards that the families' tables name.
 
+use super::ladder::{Ladder, Setup, is_plain};
 use super::launched::Case;
-use super::operation::{Setup, Work, is_plain};
 use getp::backend::gpu::catalogue::{Card, Kernel, Op};
 use getp::backend::gpu::discover;
 use getp::backend::gpu::family::{self, verdict::HOLDS_FEWER, verdict::Verdict};
@@ -23,16 +23,16 @@ pub fn run(args: &super::super::Args, part: &super::Args, options: &Options) -> 
     for (device, target) in targets(args, options)? {
         let family = target.family.table();
         for name in &part.names {
-            let found = Work::ALL.iter().filter_map(|&operation| {
+            let found = Ladder::ALL.iter().filter_map(|&ladder| {
                 let named = |kernel: &&&Kernel| kernel.name() == *name;
-                let kernels = operation.kernels(family);
-                match (operation.name() == name, kernels.iter().find(named)) {
-                    (true, _) => Some((operation, Setup::new(exact))),
-                    (_, Some(kernel)) => Some((operation, Setup::of(kernel, operation, exact))),
+                let kernels = ladder.kernels(family);
+                match (ladder.name() == name, kernels.iter().find(named)) {
+                    (true, _) => Some((ladder, Setup::new(exact))),
+                    (_, Some(kernel)) => Some((ladder, Setup::of(kernel, ladder, exact))),
                     _ => None,
                 }
             });
-            for (operation, setup) in found {
+            for (ladder, setup) in found {
                 known = true;
                 for &rows in &part.rows {
                     // A step has a graph for the least of some numbers of rows that it does not exceed.
@@ -40,14 +40,14 @@ pub fn run(args: &super::super::Args, part: &super::Args, options: &Options) -> 
                     let case = Case {
                         target: &target,
                         config: &args.config(),
-                        operation,
+                        ladder,
                         setup,
                         windowed: part.windowed,
                         rows: bucket,
                     };
                     println!(
                         "{} of {rows} rows, as of {bucket}; {}; {}, {device} ({} multiprocessors)",
-                        operation.name(),
+                        ladder.name(),
                         args.shape,
                         family.name,
                         target.multiprocessors
@@ -95,9 +95,9 @@ fn targets(args: &super::super::Args, options: &Options) -> anyhow::Result<Vec<(
 }
 
 fn print(case: &Case<'_>) -> anyhow::Result<()> {
-    let &Case { operation, setup, .. } = case;
-    let mut kernels = operation.kernels(case.target.family.table());
-    kernels.retain(|kernel| setup.has(operation, kernel));
+    let &Case { ladder, setup, .. } = case;
+    let mut kernels = ladder.kernels(case.target.family.table());
+    kernels.retain(|kernel| setup.has(ladder, kernel));
     let mut verdicts = Vec::new();
     for &product in case.products() {
         verdicts.extend(case.target.verdicts(&case.shape(product)));

@@ -426,7 +426,7 @@ impl Ops for GpuOps {
             return self.send(t, memory);
         }
         let sent = if chosen.tells {
-            Sending::Told(t.tiles())
+            Sending::ByPicks(t.tiles())
         } else {
             Sending::Gathered
         };
@@ -448,7 +448,7 @@ impl Ops for GpuOps {
         };
         let mut cuts = None;
         match x.sent {
-            Sending::Told(row) if chosen.launch.kernel.op == Op::Mlp1 => {
+            Sending::ByPicks(row) if chosen.launch.kernel.op == Op::Mlp1 => {
                 args.input = row.terms;
                 args.in_rows = row.buffer_rows;
                 args.picks = routes.picks.values();
@@ -482,7 +482,7 @@ impl Ops for GpuOps {
                     Mlp1Launch::Gathered(_) => self.sort_and_gather(rows, routes)?,
                 }
             }
-            Sending::Gathered | Sending::Told(_) => {}
+            Sending::Gathered | Sending::ByPicks(_) => {}
         }
         self.queue.operation(Operation::Mlp1, cost, chosen.launch, &args)?;
         Ok(Gated { h, cuts })
@@ -499,7 +499,7 @@ impl Ops for GpuOps {
             bias: bias.values(),
             offsets: routes.offsets.values(),
             y: routes.y.values().void(),
-            picks: routes.picks.values().only_if(matches!(x.sent, Sending::Told(_))),
+            picks: routes.picks.values().only_if(matches!(x.sent, Sending::ByPicks(_))),
             cuts: routes.mlp2_cuts.values().only_if(is_cut),
             ..self.args.product(w, h.h, routes.counts.values())
         };

@@ -145,8 +145,8 @@ impl Routed<'_> {
 pub(super) enum Sending {
     /// Each has copies.
     Gathered,
-    /// A single row, whose experts the router tells to mlp1 before it ends.
-    Told(Rows),
+    /// A single row, whose experts mlp1 reads from the router's picks before that kernel ends.
+    ByPicks(Rows),
     /// mlp1 finds them, or reads them by an index, or a kernel before it sends them.
     Outstanding(Rows),
 }

@@ -1,4 +1,4 @@
-//! The operations that have ladders, and the kernels that are their rungs.
+//! The ladders, and the kernels that are their rungs.
 
 #![allow(dead_code)] // tests/ladders.rs uses a part of it
 
@@ -6,9 +6,9 @@ use getp::backend::gpu::catalogue::{Elements, Kernel, Op, PackedFormat, SHARED, 
 use getp::backend::gpu::shapes::Numbers;
 use getp::profile::Operation;
 
-/// An operation of the model, as it is measured.
+/// The ladder of an operation of the model: the kernels that can do it are its rungs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum Ladder {
     Norm,
     Qkv,
     AttentionDecode,
@@ -20,7 +20,7 @@ pub enum Work {
     Unembed,
 }
 
-impl Work {
+impl Ladder {
     pub const ALL: [Self; 9] = [
         Self::Norm,
         Self::Qkv,
@@ -143,7 +143,7 @@ impl Setup {
     }
 
     /// What this kernel is made for; where it takes both precisions, this one.
-    pub fn of(kernel: &Kernel, operation: Work, exact: bool) -> Self {
+    pub fn of(kernel: &Kernel, ladder: Ladder, exact: bool) -> Self {
         let elements = match kernel.elements {
             Some(Elements::Bf16) => Elements::Bf16,
             _ => Elements::F16,
@@ -155,20 +155,20 @@ impl Setup {
         };
         Self {
             numbers: Numbers::new(elements, exact),
-            w16_experts: operation.is_of_experts() && kernel.weights == Some(PackedFormat::W16),
+            w16_experts: ladder.is_of_experts() && kernel.weights == Some(PackedFormat::W16),
         }
     }
 
     /// Whether a kernel of this operation computes so.
-    pub fn has(&self, operation: Work, kernel: &Kernel) -> bool {
+    pub fn has(&self, ladder: Ladder, kernel: &Kernel) -> bool {
         let Numbers {
             elements,
             kv,
             terms,
             exact,
         } = self.numbers;
-        let elements = if operation.is_attention() { kv } else { elements };
-        let weights = match operation.is_of_experts() && !self.w16_experts {
+        let elements = if ladder.is_attention() { kv } else { elements };
+        let weights = match ladder.is_of_experts() && !self.w16_experts {
             true => PackedFormat::Mxfp4,
             false => PackedFormat::W16,
         };
