@@ -210,8 +210,7 @@ DEV void weigh_values(const AttentionArgs& a, const Task& task, int unit, const 
 
 DEV void store_result(const AttentionArgs& a, int row, int k, float v) {
   u16* at = a.out + tiled_index(row, k, a.out_rows);
-  if (a.format == FORMAT_F16) store_terms<FORMAT_F16>(at, a.out_term, a.terms, v);
-  else store_terms<FORMAT_BF16>(at, a.out_term, a.terms, v);
+  store_terms(a.format, at, a.out_term, a.terms, v);
 }
 
 // Reduces sums over lanes and waves, divides by the totals, and stores: four heads at a time, as many as fit in the

@@ -148,8 +148,7 @@ struct GatedUnit {
   const GemmArgs& a;
   DEV void store(int row, int k, float v) const {
     u16* at = a.tiled + tiled_index(row, k, a.tiled_rows);
-    if (a.format == FORMAT_F16) store_terms<FORMAT_F16>(at, a.tiled_term, a.terms, v);
-    else store_terms<FORMAT_BF16>(at, a.tiled_term, a.terms, v);
+    store_terms(a.format, at, a.tiled_term, a.terms, v);
   }
   DEV void operator()(int n, int row, float v) const {
     const float other = shfl_xor(v, IN);

@@ -90,7 +90,6 @@ template <class Use> DEV void norm_row(const NormArgs& a, int row, int to, doubl
     }
     use(k, t);
     u16* at = a.t + tiled_index(to, k, a.t_rows);
-    if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, a.terms, t);
-    else store_terms8<FORMAT_BF16>(at, a.t_term, a.terms, t);
+    store_terms8(a.format, at, a.t_term, a.terms, t);
   }
 }

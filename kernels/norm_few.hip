@@ -47,6 +47,5 @@ KERNEL(rmsnorm_few, NormArgs, THREADS, 1, 0) {
   float t[8];
   norm_piece(x, w, scale, exists, t);
   u16* to = a.t + tiled_index(row, k, a.t_rows);
-  if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(to, a.t_term, 1, t);
-  else store_terms8<FORMAT_BF16>(to, a.t_term, 1, t);
+  store_terms8(a.format, to, a.t_term, 1, t);
 }

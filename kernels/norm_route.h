@@ -13,8 +13,7 @@ template <int THREADS> DEV void send_alone(const NormRouteArgs& a, const Routing
     float v[8];
     UNROLL for (int j = 0; j < 8; j++) v[j] = t[i / k * 8 + j];
     u16* at = g.out + tiled_index(i % k * slots_of(1), i / k * 8, g.out_rows);
-    if (a.norm.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, g.out_term, g.terms, v);
-    else store_terms8<FORMAT_BF16>(at, g.out_term, g.terms, v);
+    store_terms8(a.norm.format, at, g.out_term, g.terms, v);
   }
 }
 

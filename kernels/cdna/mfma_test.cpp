@@ -112,8 +112,7 @@ static Input random_input(const Case& c) {
     const int row = in.offsets[g] + t, place = indexed(c) ? in.slot_rows[row] : row;
     const float v = k < c.k ? uniform_float() * 2 + uniform_float() * 1e-4f : 0.f;
     u16* at = &in.tiled[(size_t)tiled_index(place, k, in.rows)];
-    if (in.format == FORMAT_F16) store_terms<FORMAT_F16>(at, in.term, in.terms, v);
-    else store_terms<FORMAT_BF16>(at, in.term, in.terms, v);
+    store_terms(in.format, at, in.term, in.terms, v);
     if (k >= c.k) continue;
     in.values[(size_t)row * c.k + k] = in.terms > 1 ? v : in.format == FORMAT_F16 ? f16_to_f32(*at) : bf16_to_f32(*at);
   }

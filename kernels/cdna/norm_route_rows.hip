@@ -48,8 +48,7 @@ DEV void keep_normed(const NormArgs& a, int first, int rows, float* scratch, Pie
       k_tile[(r * 2 + half) * WAVE + lane] = __builtin_bit_cast(Piece, four_of(t + 4 * half));
     if (r >= rows || k >= (a.hidden + SLAB - 1) / SLAB * SLAB) continue;
     u16* at = a.t + tiled_index(first + r, k, a.t_rows);
-    if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, 1, t);
-    else store_terms8<FORMAT_BF16>(at, a.t_term, 1, t);
+    store_terms8(a.format, at, a.t_term, 1, t);
   }
 }
 

@@ -122,7 +122,7 @@ template <int FORMAT> DEV void store_terms(u16* at, i64 term, int terms, float v
     if (FORMAT == FORMAT_F16) v *= (float)(1 << TERM_SHIFT);
   }
 }
-// Eight consecutive elements, the first at a multiple of 8 along K.
+// Eight consecutive elements, the first at a multiple of 8 along K; they are overwritten.
 template <int FORMAT> DEV void store_terms8(u16* at, i64 term, int terms, float* v) {
   for (int i = 0; i < terms; i++) {
     u32x4 packed;
@@ -133,4 +133,13 @@ template <int FORMAT> DEV void store_terms8(u16* at, i64 term, int terms, float*
     }
     *(u32x4*)(at + i * term) = packed;
   }
+}
+// The same in a format that is known at run time alone: FP16 or BF16.
+DEV void store_terms(int format, u16* at, i64 term, int terms, float v) {
+  if (format == FORMAT_F16) store_terms<FORMAT_F16>(at, term, terms, v);
+  else store_terms<FORMAT_BF16>(at, term, terms, v);
+}
+DEV void store_terms8(int format, u16* at, i64 term, int terms, float* v) {
+  if (format == FORMAT_F16) store_terms8<FORMAT_F16>(at, term, terms, v);
+  else store_terms8<FORMAT_BF16>(at, term, terms, v);
 }

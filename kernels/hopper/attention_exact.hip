@@ -223,8 +223,7 @@ DEV void merge(const AttentionArgs& a, int row, int kv_head, float sink) {
   float v[8];
   UNROLL for (int d = 0; d < 8; d++) v[d] = (float)(o[d] / total);
   u16* at = a.out + tiled_index(row, (kv_head * GROUP_HEADS + head) * HEAD_DIM + dim, a.out_rows);
-  if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.out_term, a.terms, v);
-  else store_terms8<FORMAT_BF16>(at, a.out_term, a.terms, v);
+  store_terms8(a.format, at, a.out_term, a.terms, v);
 }
 
 KERNEL(attention_exact, AttentionArgs, THREADS, 6, 1) {

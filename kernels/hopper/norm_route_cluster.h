@@ -94,8 +94,7 @@ template <int THREADS, int BLOCKS> struct NormRoute {
       UNROLL for (int term = 0; term < ROUTER_TERMS; term++) *term_at(s, term, k) = terms[term];
       if (k_tile % BLOCKS != rank || k >= (a.hidden + SLAB - 1) / SLAB * SLAB) return;
       u16* at = a.t + tiled_index(row, k, a.t_rows);
-      if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, 1, t);
-      else store_terms8<FORMAT_BF16>(at, a.t_term, 1, t);
+      store_terms8(a.format, at, a.t_term, 1, t);
     });
     barrier();
   }
@@ -205,8 +204,7 @@ template <int THREADS, int BLOCKS> struct NormRoute {
         UNROLL for (int j = 0; j < 8; j++) v[j] += from_16<FORMAT_BF16>((u16)(packed[j / 2] >> j % 2 * 16));
       }
       u16* at = g.out + tiled_index(i % k * slots_of(1), piece * 8, g.out_rows);
-      if (a.norm.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, g.out_term, 1, v);
-      else store_terms8<FORMAT_BF16>(at, g.out_term, 1, v);
+      store_terms8(a.norm.format, at, g.out_term, 1, v);
     }
   }
 

@@ -106,8 +106,7 @@ template <int WAVES> DEV void norm_by_waves(const NormArgs& a, int row, int wave
     UNROLL for (int j = 0; j < 8; j++) t[j] = k < a.hidden ? weights[i][j] * (scale * x[i][j]) : 0.f;
     if (k >= padded) continue;
     u16* at = a.t + tiled_index(row, k, a.t_rows);
-    if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, 1, t);
-    else store_terms8<FORMAT_BF16>(at, a.t_term, 1, t);
+    store_terms8(a.format, at, a.t_term, 1, t);
   }
   if (stores) bulk_stores_read();
 }

@@ -777,8 +777,7 @@ void test_gemm(int n, int cols, int groups, int weight_format, bool exact) {
   for (int r = 0; r < total; r++)
     for (int c = 0; c < cols; c++) {
       u16* at = &in[tiled_index(r, c, in_rows)];
-      if (format == FORMAT_F16) store_terms<FORMAT_F16>(at, in_term, terms, real());
-      else store_terms<FORMAT_BF16>(at, in_term, terms, real());
+      store_terms(format, at, in_term, terms, real());
       x[(size_t)r * cols + c] = from_terms(in, tiled_index(r, c, in_rows), in_term, terms, format);
     }
   const bool codes = weight_format == FORMAT_MXFP4;
