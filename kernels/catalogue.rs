@@ -13,6 +13,8 @@ pub mod cdna;
 pub mod generic;
 #[path = "hopper/catalogue.rs"]
 pub mod hopper;
+#[path = "mma/catalogue.rs"]
+mod mma;
 
 /// Every family. A device is of the first that has it, and of which there is code for it.
 pub static TABLES: &[&Table] = &[&cdna::TABLE, &hopper::TABLE, &ampere::TABLE, &generic::TABLE];
@@ -692,6 +694,11 @@ const FEW_ROWS: usize = 64;
 const PLAIN_HEADS: &[Limit] = &[
     Limit::AtMost(Dimension::HeadDim, 128),
     Limit::MultipleOf(Dimension::HeadDim, 8),
+];
+/// What attention on any family's matrix cores supports.
+const MATRIX_HEADS: &[Limit] = &[
+    Limit::Exactly(Dimension::HeadDim, 64),
+    Limit::Exactly(Dimension::HeadsPerKvHead, 8),
 ];
 
 /// The kernels in `kernels/*.hip`, one source for all families, for waves of so many lanes.

@@ -1,8 +1,9 @@
 //! Ampere's kernels: NVIDIA since sm_80, with mma.sync and cp.async.
 
+use super::mma::{CACHE_TILE_BYTES, PAIR_ROWS, PARTIAL_BYTES, TEAM_ROWS, WARP};
 use super::{
-    Cut, Dimension, Elements, ExactSums, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Table, Tile,
-    Toolchain, Workers, card, kernels_of, shared, with, with_tiles,
+    Cut, Dimension, Elements, ExactSums, Kernel, Limit, MATRIX_HEADS, Op, PackedFormat, Parameters, Platform, SHARED,
+    Table, Tile, Toolchain, Workers, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};
@@ -31,29 +32,15 @@ pub static TABLE: Table = Table {
     kernels: &KERNELS,
 };
 
-const WARP: usize = 32;
-
 static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tiles(
     with::<SHARED, { WRITTEN.len() }, { SHARED + WRITTEN.len() }>(shared(WARP), WRITTEN),
     TILES,
     &[],
 );
 
-/// What attention on the matrix cores supports.
-const HEADS: &[Limit] = &[
-    Limit::Exactly(Dimension::HeadDim, 64),
-    Limit::Exactly(Dimension::HeadsPerKvHead, 8),
-];
-/// Keys and values of one head in a page, at 16 bits and 64 dims.
-const CACHE_TILE_BYTES: usize = 2 * 64 * 64 * 2;
-/// A partial sum of decode attention.
-const PARTIAL_BYTES: usize = 8 * (64 + 2) * 4;
 /// Query rows of an item of prefill attention, four a warp, and its stages.
 const PREFILL_ROWS: usize = 16;
 const PREFILL_STAGES: usize = 3;
-/// Rows up to which decode attention has a job done by a block of four warps, and by one of two in windowed layers.
-const TEAM_ROWS: usize = 8;
-const PAIR_ROWS: usize = 64;
 
 /// Elements and experts of a row that is normed and routed by little code.
 const LEAN_HIDDEN: usize = 3072;
@@ -89,7 +76,7 @@ const fn decode(elements: Elements, variant: &'static str, warps: usize) -> Kern
         .elements(elements)
         .variant(variant)
         .shared_bytes(warps * (CACHE_TILE_BYTES + 2 * PARTIAL_BYTES))
-        .limits(HEADS)
+        .limits(MATRIX_HEADS)
 }
 
 const fn prefill(elements: Elements) -> Kernel {
@@ -101,7 +88,7 @@ const fn prefill(elements: Elements) -> Kernel {
     .elements(elements)
     .shared_bytes(PREFILL_STAGES * CACHE_TILE_BYTES)
     .per_block(PREFILL_ROWS)
-    .limits(HEADS)
+    .limits(MATRIX_HEADS)
 }
 
 const fn pack(weights: PackedFormat) -> Kernel {

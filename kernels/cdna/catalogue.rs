@@ -1,8 +1,8 @@
 //! CDNA's kernels: AMD's gfx9 with MFMA, and the CPU that emulates one.
 
 use super::{
-    Cut, Dimension, Elements, FLUSHING_TERM_SHIFT, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED,
-    Table, Tile, Toolchain, card, kernels_of, shared, with, with_tiles,
+    Cut, Dimension, Elements, FLUSHING_TERM_SHIFT, Kernel, Limit, MATRIX_HEADS, Op, PackedFormat, Parameters, Platform,
+    SHARED, Table, Tile, Toolchain, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};
@@ -39,12 +39,6 @@ static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tile
     &[],
 );
 
-/// What attention on the matrix cores supports.
-const HEADS: &[Limit] = &[
-    Limit::Exactly(Dimension::HeadDim, 64),
-    Limit::Exactly(Dimension::HeadsPerKvHead, 8),
-];
-
 /// Elements of a row that is normed by the threads of the norm, a piece each, and kept for the router.
 const KEPT_HIDDEN: usize = 3072;
 
@@ -71,7 +65,7 @@ const WRITTEN: [Kernel; 8] = [
 const fn decode(elements: Elements) -> Kernel {
     Kernel::written(Op::AttentionDecode, "cdna/attention_decode.hip", WAVE)
         .elements(elements)
-        .limits(HEADS)
+        .limits(MATRIX_HEADS)
 }
 
 /// Four waves of eight query rows.
@@ -79,7 +73,7 @@ const fn prefill(elements: Elements) -> Kernel {
     Kernel::written(Op::AttentionPrefill, "cdna/attention_prefill.hip", 4 * WAVE)
         .elements(elements)
         .per_block(32)
-        .limits(HEADS)
+        .limits(MATRIX_HEADS)
 }
 
 /// A wave makes a slab of a row block.

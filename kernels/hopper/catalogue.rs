@@ -1,8 +1,9 @@
 //! Hopper's kernels: NVIDIA's sm_90, with wgmma and bulk copies.
 
+use super::mma::{CACHE_TILE_BYTES, PAIR_ROWS, PARTIAL_BYTES, TEAM_ROWS, WARP};
 use super::{
-    Cut, Dimension, Elements, ExactSums, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Table, Tile,
-    Toolchain, Workers, card, kernels_of, shared, with, with_tiles,
+    Cut, Dimension, Elements, ExactSums, Kernel, Limit, MATRIX_HEADS, Op, PackedFormat, Parameters, Platform, SHARED,
+    Table, Tile, Toolchain, Workers, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};
@@ -33,7 +34,6 @@ pub const SLABS_CHAINED: usize = 2;
 /// [`ExactSums::together`], likewise.
 pub const SLABS_TOGETHER: usize = 8;
 
-const WARP: usize = 32;
 const WARPGROUP: usize = 128;
 
 static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tiles(
@@ -43,19 +43,9 @@ static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tile
     &[Limit::AtMost(Dimension::Experts, 128)],
 );
 
-/// What attention on the matrix cores supports.
-const HEADS: &[Limit] = &[
-    Limit::Exactly(Dimension::HeadDim, 64),
-    Limit::Exactly(Dimension::HeadsPerKvHead, 8),
-];
-/// Keys and values of one head in a page, at 16 bits and 64 dims.
-const CACHE_TILE_BYTES: usize = 2 * 64 * 64 * 2;
 const BARRIER_BYTES: usize = 8;
 /// Query rows of an item of prefill attention, eight a warpgroup.
 const PREFILL_ROWS: usize = 32;
-/// Rows up to which decode attention has a job done by a block of four warps, and by one of two in windowed layers.
-const TEAM_ROWS: usize = 8;
-const PAIR_ROWS: usize = 64;
 /// Octets of keys in the ring buffer of a warp of exact attention, and bytes of an octet: keys and values, in float32.
 /// So six blocks of four warps fit on a multiprocessor, each with its query (eight heads of 64 dims in float64) and a
 /// row of zeros.
@@ -63,8 +53,6 @@ const EXACT_STAGES: usize = 2;
 const EXACT_STAGE_BYTES: usize = 2 * 8 * 64 * 4;
 const EXACT_QUERY_BYTES: usize = 8 * 64 * 8;
 const EXACT_ZEROS_BYTES: usize = 64 * 4;
-/// A partial sum of decode attention.
-const PARTIAL_BYTES: usize = 8 * (64 + 2) * 4;
 
 /// Elements and experts of a row that is normed in shared memory, and its bytes there.
 const NORM_HIDDEN: usize = 3072;
@@ -106,7 +94,7 @@ const WRITTEN: [Kernel; 21] = [
     prefill(Bf16),
     Kernel::written(Op::AttentionExact, "hopper/attention_exact.hip", 128)
         .shared_bytes(4 * EXACT_STAGES * (EXACT_STAGE_BYTES + BARRIER_BYTES) + EXACT_QUERY_BYTES + EXACT_ZEROS_BYTES)
-        .limits(HEADS),
+        .limits(MATRIX_HEADS),
     pack(W16),
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128),
@@ -172,7 +160,7 @@ const fn decode(elements: Elements, variant: &'static str, warps: usize, stages:
         .elements(elements)
         .variant(variant)
         .shared_bytes(warps * (stages * (CACHE_TILE_BYTES + BARRIER_BYTES) + 2 * PARTIAL_BYTES))
-        .limits(HEADS)
+        .limits(MATRIX_HEADS)
 }
 
 /// Persistent blocks whose warps share a job's units, with their sums of two rounds.
@@ -197,7 +185,7 @@ const fn prefill(elements: Elements) -> Kernel {
     .elements(elements)
     .shared_bytes(ALL_SHARED)
     .per_block(PREFILL_ROWS)
-    .limits(HEADS)
+    .limits(MATRIX_HEADS)
 }
 
 const fn pack(weights: PackedFormat) -> Kernel {
