@@ -153,8 +153,9 @@ template <int ROWS, int EXPERTS> struct NormRouteRows {
     u32x4 packed;
     UNROLL for (int j = 0; j < 8; j++) most = fmaxf(most, fabsf(t[j]));
     UNROLL for (int j = 0; j < 4; j++) packed[j] = pack_finite(t[2 * j], t[2 * j + 1]);
-    if (a.format == FORMAT_F16 && most < __builtin_inff()) *(u32x4*)at = packed;
-    else store_terms8(a.format, at, a.t_term, 1, t);
+    if (a.format != FORMAT_F16) store_terms8<FORMAT_BF16>(at, a.t_term, 1, t);
+    else if (most < __builtin_inff()) *(u32x4*)at = packed;
+    else store_terms8<FORMAT_F16>(at, a.t_term, 1, t);
   }
 
   // A lane's weights of the wave's part of K and a set of experts: of g, g + 8, g + 16 and g + 24 of it. Beyond the
