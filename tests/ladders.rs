@@ -10,7 +10,7 @@ mod launched;
 
 use forced::Forced;
 use getp::backend::gpu::catalogue::{Op, TABLES};
-use getp::backend::gpu::family;
+use getp::backend::gpu::family::{self, verdict::Verdict};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use ladder::{Ladder, Setup};
@@ -42,6 +42,7 @@ fn every_kernel_can_be_forced() {
                         setup: Setup::of(kernel, ladder, false),
                         windowed: false,
                         rows,
+                        context: 528,
                     };
                     let names: Vec<_> = case
                         .launched(kernel.op)
@@ -56,6 +57,127 @@ fn every_kernel_can_be_forced() {
         }
     }
     assert!(forced > 1000, "{forced}");
+}
+
+/// Of the kernels for norm, router and attention one is said to be taken, in as many blocks as are launched, and each has
+/// a reason.
+#[test]
+fn choices_have_reasons() {
+    let config = ModelConfig::preset_20b();
+    let ladders = [
+        Ladder::Norm,
+        Ladder::Router,
+        Ladder::AttentionDecode,
+        Ladder::AttentionPrefill,
+    ];
+    for &family in family::FAMILIES {
+        let target = &Target {
+            family,
+            multiprocessors: 132,
+        };
+        for ladder in ladders {
+            for (exact, windowed) in [(false, false), (false, true), (true, false)] {
+                for rows in ROWS {
+                    let case = Case {
+                        target,
+                        config: &config,
+                        ladder,
+                        setup: Setup::new(exact),
+                        windowed,
+                        rows,
+                        context: 528,
+                    };
+                    let said = case.said().unwrap();
+                    let taken = said.iter().filter_map(|(kernel, verdict)| match verdict {
+                        Verdict::Taken(blocks, _) => Some((kernel.name(), *blocks)),
+                        _ => None,
+                    });
+                    let launched = case.launched(Op::Norm).unwrap();
+                    let launched = launched.iter().filter(|launch| launch.kernel.op != Op::Route);
+                    let launched: Vec<_> = launched.map(|launch| (launch.kernel.name(), launch.blocks)).collect();
+                    assert_eq!(taken.collect::<Vec<_>>(), launched, "{} of {rows} rows", ladder.name());
+                    let of_ladder = ladder.kernels(family.table()).into_iter();
+                    let of_ladder = of_ladder.filter(|kernel| case.setup.has(ladder, kernel) && kernel.op != Op::Route);
+                    for kernel in of_ladder.filter(|kernel| kernel.takes(&config).is_ok()) {
+                        assert!(said.iter().any(|(of, _)| of.index == kernel.index), "{}", kernel.name());
+                    }
+                }
+            }
+        }
+    }
+    let hopper = &Target {
+        family: family::named("hopper").unwrap(),
+        multiprocessors: 132,
+    };
+    let says = |ladder, windowed, rows, line: &str| {
+        let case = Case {
+            target: hopper,
+            config: &config,
+            ladder,
+            setup: Setup::new(false),
+            windowed,
+            rows,
+            context: 528,
+        };
+        let lines: Vec<_> = case
+            .said()
+            .unwrap()
+            .iter()
+            .map(|(kernel, verdict)| format!("{} {verdict}", kernel.name()))
+            .collect();
+        assert!(lines.iter().any(|other| other == line), "{line}: {lines:#?}");
+    };
+    says(
+        Ladder::Norm,
+        false,
+        64,
+        "rmsnorm_few taken: it is made for so many rows",
+    );
+    says(Ladder::Norm, false, 65, "rmsnorm taken: no other may be taken");
+    says(
+        Ladder::Norm,
+        false,
+        65,
+        "rmsnorm_few refused: it is for fewer rows in all",
+    );
+    let cluster4 = "norm_route_cluster4 passed over: larger clusters have place for each row at once";
+    says(Ladder::Router, false, 8, cluster4);
+    says(Ladder::Router, false, 8, "norm_route passed over: clusters are faster");
+    let pair = "attention_decode_f16_pair taken: of so few windows two warps share one";
+    says(Ladder::AttentionDecode, true, 32, pair);
+    let exact = "attention_exact refused: it is made for `exact`";
+    says(Ladder::AttentionDecode, false, 32, exact);
+}
+
+/// Long rows that are few are split, and the reason is said.
+#[test]
+fn splits_have_reasons() {
+    let config = ModelConfig::preset_20b();
+    let runs = |rows, context| {
+        let target = &Target {
+            family: family::named("hopper").unwrap(),
+            multiprocessors: 132,
+        };
+        let case = Case {
+            target,
+            config: &config,
+            ladder: Ladder::AttentionDecode,
+            setup: Setup::new(false),
+            windowed: false,
+            rows,
+            context,
+        };
+        case.runs().map(|(units, verdict)| format!("{units}: {verdict}"))
+    };
+    let balances = "no item of it exceeds two thirds of a multiprocessor's mean load";
+    let too_long = "an item of it would exceed two thirds of a multiprocessor's mean load";
+    assert_eq!(runs(890, 528)[0], format!("16: {balances}"));
+    let of_one = ["16", "4", "1"].map(|units| match units {
+        "16" => format!("16: {too_long}"),
+        "4" => "4: there is no shorter one that the kernels take".to_owned(),
+        _ => "1: the kernel for so few rows shares that much out by itself".to_owned(),
+    });
+    assert_eq!(runs(1, 8192), of_one);
 }
 
 /// A new operation's kernels get a ladder, or a name here.

@@ -5,7 +5,6 @@ use super::ladder::{Ladder, is_plain};
 use getp::backend::gpu::catalogue::{self, Kernel, Op};
 use getp::backend::gpu::family::Family;
 use getp::backend::gpu::family::verdict::Verdict;
-use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::shapes::{DecodeShape, ExpertCuts, GemmLaunch, GemmShape, NormRouteShape, Product};
 
 /// See the module.
@@ -81,7 +80,7 @@ impl Family for Forced {
         self.family.attention_items_at_once(multiprocessors)
     }
 
-    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
+    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Vec<Verdict> {
         self.family.attention_decode(kernels, shape)
     }
 
@@ -93,7 +92,7 @@ impl Family for Forced {
         self.family.decode_items(items)
     }
 
-    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
+    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Vec<Verdict> {
         self.family.norm_route(shape, kernels)
     }
 

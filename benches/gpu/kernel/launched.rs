@@ -2,7 +2,9 @@
 //! function of a target and a shape and needs no device.
 
 use super::ladder::{Ladder, Setup};
+use getp::backend::gpu::attention_plan::{RunVerdict, least_run, plan_decode, runs};
 use getp::backend::gpu::catalogue::Op;
+use getp::backend::gpu::family::verdict::Said;
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::shapes::{AttentionWork, GemmShape, MatrixForm, NormWork, Product};
 use getp::backend::gpu::target::Target;
@@ -10,6 +12,14 @@ use getp::config::ModelConfig;
 use getp::error::Result;
 use getp::tensors::TensorId;
 use getp::weights::WeightFormat;
+
+/// The norm that adds the experts' outputs.
+const ADDS: NormWork = NormWork {
+    adds: true,
+    wanted_only: false,
+    for_router: false,
+};
+const ROUTER: MatrixForm = MatrixForm::Wire(WeightFormat::Bf16);
 
 /// What is chosen for.
 #[derive(Clone, Copy)]
@@ -20,6 +30,8 @@ pub struct Case<'a> {
     pub setup: Setup,
     pub windowed: bool,
     pub rows: usize,
+    /// Positions before each row.
+    pub context: usize,
 }
 
 impl Case<'_> {
@@ -66,6 +78,66 @@ impl Case<'_> {
         })
     }
 
+    /// What is said of each kernel that the choice is between.
+    pub fn said(&self) -> Result<Vec<Said>> {
+        let Self { target, config, .. } = self;
+        let numbers = self.setup.numbers;
+        Ok(match self.ladder {
+            Ladder::Norm => target.norm_verdicts(config, &numbers, &ADDS, self.rows),
+            Ladder::Router => target.norm_route_verdicts(config, &numbers, ROUTER, self.rows),
+            Ladder::AttentionDecode | Ladder::AttentionPrefill => {
+                target.attention_verdicts(config, numbers.kv, numbers.exact, &self.attention()?)
+            }
+            _ => {
+                let products = self.products().iter();
+                products
+                    .flat_map(|&product| target.verdicts(&self.shape(product)))
+                    .collect()
+            }
+        })
+    }
+
+    /// Of decode attention: the first key that each row attends to, and the number of its keys.
+    fn keys(&self) -> (usize, usize) {
+        let all = self.context + 1;
+        let seen = if self.windowed { self.config.sliding_window } else { all };
+        (all.saturating_sub(seen), all.min(seen))
+    }
+
+    /// How long the runs of units are into which rows that decode may be split, and what is said of each.
+    pub fn runs(&self) -> [(usize, RunVerdict); 3] {
+        let (_, keys) = self.keys();
+        let least = least_run(self.rows, self.target.attention_team_rows());
+        let at_once = self.target.attention_items_at_once();
+        runs(keys, self.rows * keys, self.config.n_kv_heads, at_once, least)
+    }
+
+    /// Decode attention's items, or the tiles of as many rows of a prompt.
+    fn attention(&self) -> Result<AttentionWork> {
+        let (rows, (first, keys)) = (self.rows, self.keys());
+        let decodes = self.ladder == Ladder::AttentionDecode;
+        let mut items = Vec::new();
+        if decodes {
+            plan_decode(
+                (0..rows).map(|row| (row, first, keys)),
+                self.config.n_kv_heads,
+                self.target.attention_items_at_once(),
+                least_run(rows, self.target.attention_team_rows()),
+                &mut items,
+            )?;
+        }
+        Ok(AttentionWork {
+            windowed: self.windowed,
+            rows,
+            items: items.len(),
+            tiles: if decodes {
+                0
+            } else {
+                rows.div_ceil(self.target.prefill_rows())
+            },
+        })
+    }
+
     /// What is launched for the operation; of the unembedding, for what this kernel's kind gives.
     pub fn launched(&self, op: Op) -> Result<Vec<Launch>> {
         let &Self {
@@ -73,32 +145,21 @@ impl Case<'_> {
             config,
             ladder,
             setup,
-            windowed,
             rows,
+            ..
         } = self;
         let numbers = setup.numbers;
         Ok(match ladder {
             Ladder::Unembed if op == Op::GreedyLogits => vec![self.product(Product::Greedy)?],
             Ladder::Norm => {
-                let adds = NormWork {
-                    adds: true,
-                    ..NormWork::default()
-                };
-                vec![target.norm(config, &numbers, &adds, rows)]
+                vec![target.norm(config, &numbers, &ADDS, rows)]
             }
             Ladder::Router => {
-                let both = target.norm_route(config, &numbers, MatrixForm::Wire(WeightFormat::Bf16), rows);
+                let both = target.norm_route(config, &numbers, ROUTER, rows);
                 vec![both.map_or_else(|| target.route(rows), |both| both.launch)]
             }
             Ladder::AttentionDecode | Ladder::AttentionPrefill => {
-                let decodes = ladder == Ladder::AttentionDecode;
-                let work = AttentionWork {
-                    windowed,
-                    rows,
-                    items: if decodes { rows } else { 0 },
-                    tiles: if decodes { 0 } else { rows },
-                };
-                let launches = target.attention(config, numbers.kv, numbers.exact, &work)?;
+                let launches = target.attention(config, numbers.kv, numbers.exact, &self.attention()?)?;
                 launches.into_iter().flatten().collect()
             }
             Ladder::Qkv | Ladder::AttnOut | Ladder::Mlp1 | Ladder::Mlp2 | Ladder::Unembed => {

@@ -3,6 +3,7 @@
 
 use super::ladder::{Ladder, Setup, is_plain};
 use super::launched::Case;
+use getp::backend::gpu::attention_plan::taken;
 use getp::backend::gpu::catalogue::{Card, Kernel, Op};
 use getp::backend::gpu::discover;
 use getp::backend::gpu::family::{self, verdict::HOLDS_FEWER, verdict::Verdict};
@@ -12,7 +13,8 @@ use getp::options::{Options, Precision};
 
 const PACKED: &str = "the weights are packed for the matrix cores";
 const NOT_PACKED: &str = "the weights are not packed for it";
-const ANOTHER: &str = "another is taken for so many rows";
+const TOGETHER: &str = "one that norms and routes is taken";
+const APART: &str = "none that norms and routes may be";
 const ANOTHER_TILE: &str = "another tile is taken for the product";
 
 /// Prints it for each operation or kernel that is named, on each target, for each number of rows.
@@ -44,6 +46,7 @@ pub fn run(args: &super::super::Args, part: &super::Args, options: &Options) -> 
                         setup,
                         windowed: part.windowed,
                         rows: bucket,
+                        context: part.context,
                     };
                     println!(
                         "{} of {rows} rows, as of {bucket}; {}; {}, {device} ({} multiprocessors)",
@@ -98,25 +101,33 @@ fn print(case: &Case<'_>) -> anyhow::Result<()> {
     let &Case { ladder, setup, .. } = case;
     let mut kernels = ladder.kernels(case.target.family.table());
     kernels.retain(|kernel| setup.has(ladder, kernel));
-    let mut verdicts = Vec::new();
-    for &product in case.products() {
-        verdicts.extend(case.target.verdicts(&case.shape(product)));
+    let verdicts = case.said()?;
+    if ladder == Ladder::AttentionDecode {
+        let runs = case.runs();
+        for (units, verdict) in runs {
+            let mark = if units == taken(&runs) { "*" } else { "" };
+            println!(
+                "  {:<38}{mark:<14}{verdict}",
+                format!("split into runs of {units} units")
+            );
+        }
     }
     for kernel in kernels {
         let launches = case.launched(kernel.op)?;
-        let taken = launches.iter().find(|launch| launch.kernel.index == kernel.index);
-        let of_product = verdicts.iter().find(|(of, _)| of.index == kernel.index);
-        let said = match (of_product, kernel.takes(case.config)) {
+        let chosen = launches.iter().find(|launch| launch.kernel.index == kernel.index);
+        let verdict = verdicts.iter().find(|(of, _)| of.index == kernel.index);
+        let said = match (verdict, kernel.takes(case.config)) {
             (_, Err(beyond)) => format!("refused: {beyond}"),
             (Some((_, verdict)), _) => verdict.to_string(),
-            _ if taken.is_some() => "taken".to_owned(),
+            _ if kernel.op == Op::Route && chosen.is_some() => format!("taken: {APART}"),
+            _ if kernel.op == Op::Route => Verdict::Passed(TOGETHER).to_string(),
+            _ if chosen.is_some() => "taken".to_owned(),
             _ if !kernel.holds(case.rows) => Verdict::Refused(HOLDS_FEWER).to_string(),
-            _ if is_plain(kernel) && !verdicts.is_empty() => Verdict::Passed(PACKED).to_string(),
+            _ if is_plain(kernel) => Verdict::Passed(PACKED).to_string(),
             _ if kernel.op == Op::SortMlp1 => Verdict::Passed(ANOTHER_TILE).to_string(),
-            _ if kernel.weights.is_some() => Verdict::Refused(NOT_PACKED).to_string(),
-            _ => Verdict::Passed(ANOTHER).to_string(),
+            _ => Verdict::Refused(NOT_PACKED).to_string(),
         };
-        let mark = taken.map_or(String::new(), |launch| format!("* {} blocks", launch.blocks));
+        let mark = chosen.map_or(String::new(), |launch| format!("* {} blocks", launch.blocks));
         println!("  {:<38}{mark:<14}{said}", kernel.name());
     }
     Ok(())

@@ -11,6 +11,7 @@ use super::args::{ATTENTION_GROUP, ATTENTION_SPAN, ATTENTION_UNIT, AttentionItem
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use std::cmp::Reverse;
+use std::fmt;
 
 /// Units of a split row's items, largest first.
 const RUNS: [usize; 3] = [ATTENTION_SPAN, ATTENTION_GROUP, 1];
@@ -30,7 +31,7 @@ pub fn plan_decode(
     let (most, all) = contexts
         .clone()
         .fold((0, 0), |(most, all), (.., keys)| (keys.max(most), all + keys));
-    let run = run_units(most, all, kv_heads, multiprocessors).max(least_run);
+    let run = taken(&runs(most, all, kv_heads, multiprocessors, least_run));
     let mut partials = 0;
     for (row, first, keys) in contexts {
         partials += cut_row(row, first, keys, run, partials, items)?;
@@ -68,10 +69,59 @@ pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, m
     (0..RUNS.len()).map(items).max().unwrap_or(rows)
 }
 
-/// The longest run with which no item exceeds two thirds of a multiprocessor's mean load.
-fn run_units(most: usize, all: usize, kv_heads: usize, multiprocessors: usize) -> usize {
-    let fits = |run: usize| 2 * kv_heads * all >= 3 * multiprocessors * most.min(run * ATTENTION_UNIT);
-    RUNS.into_iter().find(|&run| fits(run)).unwrap_or(1)
+/// What is said of a run of so many units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunVerdict {
+    /// No item of it exceeds two thirds of a multiprocessor's mean load: the longest such run is taken.
+    Balances,
+    /// An item would exceed that.
+    TooLong,
+    /// The shortest that there may be is taken, whatever the load.
+    Least,
+    /// The kernel for so few rows shares that much out by itself.
+    TooShort,
+}
+
+impl fmt::Display for RunVerdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Balances => "no item of it exceeds two thirds of a multiprocessor's mean load",
+            Self::TooLong => "an item of it would exceed two thirds of a multiprocessor's mean load",
+            Self::Least => "there is no shorter one that the kernels take",
+            Self::TooShort => "the kernel for so few rows shares that much out by itself",
+        })
+    }
+}
+
+/// What is said of each run, longest first, for rows of which one has at most `most` keys, and all have `all`.
+pub fn runs(
+    most: usize,
+    all: usize,
+    kv_heads: usize,
+    multiprocessors: usize,
+    least_run: usize,
+) -> [(usize, RunVerdict); 3] {
+    let balances = |run: usize| 2 * kv_heads * all >= 3 * multiprocessors * most.min(run * ATTENTION_UNIT);
+    RUNS.map(|run| match run {
+        _ if run < least_run => (run, RunVerdict::TooShort),
+        _ if balances(run) => (run, RunVerdict::Balances),
+        _ if run == least_run => (run, RunVerdict::Least),
+        _ => (run, RunVerdict::TooLong),
+    })
+}
+
+/// The run that is taken.
+pub fn taken(runs: &[(usize, RunVerdict)]) -> usize {
+    let mut takes = runs
+        .iter()
+        .filter(|(_, verdict)| matches!(verdict, RunVerdict::Balances | RunVerdict::Least));
+    takes.next().map_or(1, |&(run, _)| run)
+}
+
+/// The shortest run into which a step with so many decoding rows is split, where teams take up to `team_rows`: a team
+/// shares an item's units out by itself.
+pub fn least_run(rows: usize, team_rows: usize) -> usize {
+    if rows <= team_rows { ATTENTION_GROUP } else { 1 }
 }
 
 /// Lists one row's items; returns the number of partial sums that they need.

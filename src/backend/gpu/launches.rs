@@ -7,7 +7,7 @@
 use super::args::{PackArgs, WIRE_ROWS};
 use super::catalogue::{Elements, Kernel, Op, PackedFormat};
 use super::family::spans;
-use super::family::verdict::{HOLDS_FEWER, Verdict, cheapest};
+use super::family::verdict::{ANOTHER, FOR_MORE, HOLDS_FEWER, NO_OTHER, Said, Verdict, cheapest, taken};
 use super::launch::Launch;
 use super::shapes::{
     AttentionWork, DecodeShape, ExpertCuts, GemmLaunch, GemmShape, MatrixForm, Mlp1Launch, NormRouteLaunch,
@@ -33,6 +33,14 @@ const STRIDE: usize = 8;
 /// A single row's experts in the word by which the router tells them to mlp1: a byte each.
 const PICKS: usize = size_of::<u32>();
 
+const MADE_FOR_ROWS: &str = "it is made for so many rows";
+const MADE_FOR_SUMS: &str = "it is made for `fast`, where the experts' outputs are added and attention alone follows";
+const FASTER: &str = "one that is faster takes such heads";
+const FOR_EXACT: &str = "it is made for `exact`";
+const FOR_FAST: &str = "matrix cores attend in `fast`, to heads that all kernels for it take";
+const NO_ROW_DECODES: &str = "no row decodes";
+const NO_PROMPTS: &str = "there are no prompts";
+
 impl Target {
     /// Brings the plan to the device.
     pub fn upload(&self) -> Launch {
@@ -44,22 +52,41 @@ impl Target {
         self.blocks(Op::Embed, rows)
     }
 
-    /// A norm. In `fast`, one that adds the experts' outputs has kernels for few and for many rows.
+    /// A norm.
     pub fn norm(&self, config: &ModelConfig, numbers: &Numbers, work: &NormWork, rows: usize) -> Launch {
+        taken(&self.norm_verdicts(config, numbers, work, rows)).expect("every family has one for any norm")
+    }
+
+    /// What is said of each kernel for a norm. In `fast`, one that adds the experts' outputs has kernels for few and for
+    /// many rows.
+    pub fn norm_verdicts(&self, config: &ModelConfig, numbers: &Numbers, work: &NormWork, rows: usize) -> Vec<Said> {
         let NormWork {
             adds,
             wanted_only,
             for_router,
         } = *work;
         let made_for_sums = adds && !wanted_only && !for_router && !numbers.exact;
-        let few = || self.of_model(Op::Norm, config).find(|kernel| kernel.is_for_few(rows));
-        let many = || {
-            let fit = self.of_model(Op::Norm, config);
-            let fit = fit.filter(|kernel| (1..=rows).contains(&kernel.least_rows));
-            fit.max_by_key(|kernel| kernel.least_rows)
+        let plain = self.kernel(Op::Norm);
+        let others = || {
+            self.of_model(Op::Norm, config)
+                .filter(|kernel| kernel.index != plain.index)
         };
-        let kernel = if made_for_sums { few().or_else(many) } else { None };
-        Launch::new(kernel.unwrap_or_else(|| self.kernel(Op::Norm)), rows)
+        let fits = |kernel: &&Kernel| made_for_sums && kernel.holds(rows) && kernel.least_rows <= rows;
+        let best = others().filter(fits);
+        let best = best.max_by_key(|kernel| (kernel.is_for_few(rows), kernel.least_rows));
+        let of_plain = match best {
+            Some(_) => Verdict::Passed(ANOTHER),
+            None => Verdict::Taken(rows, NO_OTHER),
+        };
+        let of = |kernel: &'static Kernel| match best {
+            Some(best) if best.index == kernel.index => Verdict::Taken(rows, MADE_FOR_ROWS),
+            _ if !made_for_sums => Verdict::Refused(MADE_FOR_SUMS),
+            _ if !kernel.holds(rows) => Verdict::Refused(HOLDS_FEWER),
+            _ if kernel.least_rows > rows => Verdict::Passed(FOR_MORE),
+            _ => Verdict::Passed(ANOTHER),
+        };
+        let of_others = others().map(|kernel| (kernel, of(kernel)));
+        [(plain, of_plain)].into_iter().chain(of_others).collect()
     }
 
     /// A product.
@@ -79,7 +106,7 @@ impl Target {
     }
 
     /// Every kernel that could run a product whose weights are packed, and what is said of it.
-    pub fn verdicts(&self, shape: &GemmShape) -> Vec<(&'static Kernel, Verdict)> {
+    pub fn verdicts(&self, shape: &GemmShape) -> Vec<Said> {
         let Some(weights) = shape.form.packed() else {
             return Vec::new();
         };
@@ -139,6 +166,30 @@ impl Target {
         exact: bool,
         work: &AttentionWork,
     ) -> Result<[Option<Launch>; 2]> {
+        let said = self.attention_verdicts(config, kv, exact, work);
+        let (prefill, others): (Vec<_>, Vec<_>) = said
+            .into_iter()
+            .partition(|(kernel, _)| kernel.op == Op::AttentionPrefill);
+        let launches = [taken(&others), taken(&prefill)];
+        if launches[0].is_none() && (work.items > 0 || launches[1].is_none() && work.tiles > 0) {
+            return Err(self.lacks((Op::AttentionPlain, kv)));
+        }
+        if let Some(launch) = launches[1] {
+            // Persistent blocks count the tiles by themselves.
+            countable(Launch::new(launch.kernel, work.tiles * config.n_kv_heads))?;
+        }
+        let [first, second] = launches.map(|launch| launch.map(countable).transpose());
+        Ok([first?, second?])
+    }
+
+    /// What is said of each kernel for one layer's attention.
+    pub fn attention_verdicts(
+        &self,
+        config: &ModelConfig,
+        kv: Elements,
+        exact: bool,
+        work: &AttentionWork,
+    ) -> Vec<Said> {
         let &AttentionWork {
             windowed,
             rows,
@@ -150,21 +201,24 @@ impl Target {
             let mine = |kernel: &&'static Kernel| kernel.takes(config).is_ok();
             self.kernels(op, Some(kv)).filter(mine).collect()
         };
-        let (exactly, decode, prefill) = (
-            of(Op::AttentionExact),
-            of(Op::AttentionDecode),
-            of(Op::AttentionPrefill),
-        );
-        if let ([kernel, ..], true) = (exactly.as_slice(), exact) {
-            return Ok([Some(countable(Launch::new(kernel, rows * kv_heads))?), None]);
-        }
-        let ([_, ..], [tile, ..], false) = (decode.as_slice(), prefill.as_slice(), exact) else {
-            // Query heads that share a KV head share a block.
-            let plain = of(Op::AttentionPlain);
-            let kernel = plain.first().ok_or_else(|| self.lacks((Op::AttentionPlain, kv)))?;
-            let parts = (config.n_attn_heads / kv_heads).div_ceil(kernel.per_block);
-            return Ok([Some(countable(Launch::new(kernel, rows * kv_heads * parts))?), None]);
-        };
+        let (plain, exactly) = (of(Op::AttentionPlain), of(Op::AttentionExact));
+        let (decode, prefill) = (of(Op::AttentionDecode), of(Op::AttentionPrefill));
+        let on_cores = !exact && !decode.is_empty() && !prefill.is_empty();
+        let by_exact = exact && !exactly.is_empty();
+        let mut said = Vec::new();
+        // Query heads that share a KV head share a block.
+        said.extend(plain.into_iter().map(|kernel| match on_cores || by_exact {
+            true => (kernel, Verdict::Passed(FASTER)),
+            false => {
+                let parts = (config.n_attn_heads / kv_heads).div_ceil(kernel.per_block);
+                (kernel, Verdict::Taken(rows * kv_heads * parts, NO_OTHER))
+            }
+        }));
+        said.extend(exactly.into_iter().map(|kernel| match by_exact {
+            true => (kernel, Verdict::Taken(rows * kv_heads, FOR_EXACT)),
+            false => (kernel, Verdict::Refused(FOR_EXACT)),
+        }));
+        let refused = |why| move |kernel: &&'static Kernel| (*kernel, Verdict::Refused(why));
         let shape = DecodeShape {
             items,
             rows,
@@ -172,13 +226,27 @@ impl Target {
             windowed,
             multiprocessors: self.multiprocessors,
         };
-        let decode = (items > 0).then(|| self.family.attention_decode(&decode, &shape));
-        let prefill = (tiles > 0).then(|| countable(Launch::new(tile, tiles * kv_heads)));
-        let prefill = prefill.transpose()?.map(|all| Launch {
-            blocks: self.family.prefill_blocks(all.blocks, self.multiprocessors),
-            ..all
-        });
-        Ok([decode.map(countable).transpose()?, prefill])
+        match (on_cores, items) {
+            (false, _) => said.extend(decode.iter().map(refused(FOR_FAST))),
+            (true, 0) => said.extend(decode.iter().map(refused(NO_ROW_DECODES))),
+            (true, _) => {
+                let verdicts = self.family.attention_decode(&decode, &shape);
+                said.extend(decode.into_iter().zip(verdicts));
+            }
+        }
+        match (on_cores, tiles) {
+            (false, _) => said.extend(prefill.iter().map(refused(FOR_FAST))),
+            (true, 0) => said.extend(prefill.iter().map(refused(NO_PROMPTS))),
+            (true, _) => {
+                let blocks = self.family.prefill_blocks(tiles * kv_heads, self.multiprocessors);
+                said.extend(
+                    prefill
+                        .into_iter()
+                        .map(|kernel| (kernel, Verdict::Taken(blocks, NO_OTHER))),
+                );
+            }
+        }
+        said
     }
 
     /// Norm and router in one kernel, where there is one for so many rows and a router held so.
@@ -189,19 +257,31 @@ impl Target {
         router: MatrixForm,
         rows: usize,
     ) -> Option<NormRouteLaunch> {
-        let shape = NormRouteShape {
-            rows,
-            on_matrix_cores: !numbers.exact && router == MatrixForm::Wire(WeightFormat::Bf16),
-            multiprocessors: self.multiprocessors,
-        };
-        let kernels: Vec<_> = self.of_model(Op::NormRoute, config).collect();
-        let launch = self.family.norm_route(&shape, &kernels)?;
+        let launch = taken(&self.norm_route_verdicts(config, numbers, router, rows))?;
         let sends = rows == 1 && self.gathers(numbers.elements, numbers.terms, rows);
         Some(NormRouteLaunch {
             launch,
             sends,
             tells: sends && launch.kernel.cluster > 0 && config.experts_per_token <= PICKS,
         })
+    }
+
+    /// What is said of each kernel for both norm and router. If none is taken, they have a kernel each.
+    pub fn norm_route_verdicts(
+        &self,
+        config: &ModelConfig,
+        numbers: &Numbers,
+        router: MatrixForm,
+        rows: usize,
+    ) -> Vec<Said> {
+        let shape = NormRouteShape {
+            rows,
+            on_matrix_cores: !numbers.exact && router == MatrixForm::Wire(WeightFormat::Bf16),
+            multiprocessors: self.multiprocessors,
+        };
+        let kernels: Vec<_> = self.of_model(Op::NormRoute, config).collect();
+        let verdicts = self.family.norm_route(&shape, &kernels);
+        kernels.into_iter().zip(verdicts).collect()
     }
 
     /// The router alone.

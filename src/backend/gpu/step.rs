@@ -6,10 +6,10 @@
 //! several devices, all of them fetch the same copy.
 
 use super::args::{
-    ATTENTION_GROUP, AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile, Step, StepHeader, UPLOAD_PIECE,
-    UPLOAD_SECTIONS, UploadArgs, UploadList, UploadSection,
+    AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile, Step, StepHeader, UPLOAD_PIECE, UPLOAD_SECTIONS,
+    UploadArgs, UploadList, UploadSection,
 };
-use super::attention_plan::{plan_decode, plan_prefill};
+use super::attention_plan::{least_run, plan_decode, plan_prefill};
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
 use crate::batch::{Draw, StepPlan};
@@ -340,10 +340,7 @@ impl Scratch {
         self.full_items.clear();
         let keys = |position: usize| (0, position + 1);
         let rows = decoding().map(|chunk| (chunk.first_row, keys(chunk.first_position)));
-        let least_run = match plan.decode_chunks <= shape.team_rows {
-            true => ATTENTION_GROUP,
-            false => 1,
-        };
+        let least_run = least_run(plan.decode_chunks, shape.team_rows);
         plan_decode(
             rows.map(|(row, (first, keys))| (row, first, keys)),
             shape.kv_heads,

@@ -4,11 +4,10 @@
 //! tile, so tiles are chosen by speed alone: the largest that may be taken for so many rows, and of qkv and attn_out
 //! with many rows that with which the busiest multiprocessor is done first.
 
-use super::mma::{self, BLOCK_ROWS};
+use super::mma::{self, BLOCK_ROWS, BlocksOf};
 use super::verdict::{Verdict, cheapest, largest_tile};
-use super::{Family, block_a_row, spans};
-use crate::backend::gpu::catalogue::{self, Kernel, Workers};
-use crate::backend::gpu::launch::Launch;
+use super::{Family, NEEDS_BF16, block_a_row, spans};
+use crate::backend::gpu::catalogue::{self, Kernel};
 use crate::backend::gpu::shapes::{DecodeShape, GemmShape, NormRouteShape, Product};
 
 /// See the module.
@@ -17,8 +16,13 @@ pub struct Ampere;
 
 /// Blocks of decode attention a multiprocessor, as many as an H100's shared memory holds: those of four warps, and
 /// those of two.
-const BLOCKS: usize = 2;
-const PAIRS: usize = 5;
+const BLOCKS: BlocksOf = BlocksOf {
+    teams: 2,
+    pairs: 5,
+    alone: 2,
+};
+const ALONE: &str = "of more rows each warp has an item";
+const LESS_CODE: &str = "another has less code and gives the same bits";
 
 impl Family for Ampere {
     fn table(&self) -> &'static catalogue::Table {
@@ -26,22 +30,24 @@ impl Family for Ampere {
     }
 
     /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone.
-    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
-        if let Some(together) = mma::attention_together(kernels, shape, [BLOCKS, PAIRS]) {
-            return together;
-        }
-        let alone = kernels.iter().find(|kernel| kernel.workers == Workers::Alone);
-        Launch::new(alone.unwrap_or(&kernels[0]), BLOCKS * shape.multiprocessors)
+    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Vec<Verdict> {
+        mma::attention_decode(kernels, shape, &BLOCKS, |_| Ok(ALONE))
     }
 
     fn decode_items(&self, items: usize) -> usize {
         mma::decode_items(items)
     }
 
-    /// In `fast` with a BF16 router the last one that takes the model, which has less code and gives the same bits.
-    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
-        let takes = if shape.on_matrix_cores { kernels.len() } else { 1 };
-        block_a_row(shape, &kernels[takes.min(kernels.len()).saturating_sub(1)..])
+    /// In `fast` with a BF16 router the last one that takes the model.
+    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Vec<Verdict> {
+        let last = kernels.len().saturating_sub(1);
+        let of = |i| match i {
+            _ if i == last && shape.on_matrix_cores => block_a_row(shape),
+            0 if !shape.on_matrix_cores => block_a_row(shape),
+            _ if shape.on_matrix_cores => Verdict::Passed(LESS_CODE),
+            _ => Verdict::Refused(NEEDS_BF16),
+        };
+        (0..kernels.len()).map(of).collect()
     }
 
     fn mxfp4_f16_scales(&self) -> (i32, i32) {
@@ -94,8 +100,10 @@ fn time(kernel: &Kernel, shape: &GemmShape, multiprocessors: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::verdict::taken;
     use super::*;
     use crate::backend::gpu::catalogue::Elements;
+    use crate::backend::gpu::launch::Launch;
     use crate::backend::gpu::shapes::MatrixForm;
     use crate::backend::gpu::target::Target;
 
@@ -183,7 +191,9 @@ mod tests {
                 windowed,
                 multiprocessors: 108,
             };
-            let launch = TARGET.family.attention_decode(&kernels, &shape);
+            let verdicts = TARGET.family.attention_decode(&kernels, &shape);
+            let said: Vec<_> = kernels.iter().copied().zip(verdicts).collect();
+            let launch = taken(&said).unwrap();
             (launch.kernel.variant, launch.blocks)
         };
         assert_eq!(launched(8, false), ("team", 216));

@@ -13,9 +13,9 @@
 //! * How experts' rows are cut into tiles of `n64` and `n128` sort says, which knows their counts
 //!   (`kernels/expert_cuts.h`).
 
-use super::{Family, block_a_row, blocks_of_tiles, most_tiles, spans};
+use super::verdict::Verdict;
+use super::{Family, MORE_ROWS, NEEDS_BF16, block_a_row, blocks_of_tiles, most_tiles, spans};
 use crate::backend::gpu::catalogue::{self, Kernel, Op};
-use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::shapes::{ExpertCuts, GemmLaunch, GemmShape, NormRouteShape};
 
 /// See the module.
@@ -51,13 +51,15 @@ impl Family for Cdna {
     }
 
     /// Rows that do not have a multiprocessor each share them, in `fast` with a BF16 router.
-    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
-        let several = || {
-            let kernel = kernels.iter().find(|kernel| kernel.per_block > 0)?;
-            let launch = Launch::new(kernel, shape.rows.div_ceil(kernel.per_block));
-            shape.on_matrix_cores.then_some(launch)
+    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Vec<Verdict> {
+        let of_one = block_a_row(shape);
+        let of = |kernel: &&'static Kernel| match (kernel.per_block, of_one) {
+            (0, _) => of_one,
+            (_, Verdict::Taken(_, reason)) => Verdict::Passed(reason),
+            _ if !shape.on_matrix_cores => Verdict::Refused(NEEDS_BF16),
+            (rows, _) => Verdict::Taken(shape.rows.div_ceil(rows), MORE_ROWS),
         };
-        block_a_row(shape, kernels).or_else(several)
+        kernels.iter().map(of).collect()
     }
 
     /// In `fast`. Tokens go through registers to LDS, so each may come from anywhere.
@@ -128,6 +130,7 @@ mod tests {
     use super::*;
     use crate::backend::gpu::args::WIRE_ROWS;
     use crate::backend::gpu::catalogue::{Elements, PackedFormat};
+    use crate::backend::gpu::launch::Launch;
     use crate::backend::gpu::shapes::{MatrixForm, Mlp1Launch, PackedShape, Product};
     use crate::backend::gpu::target::Target;
 

@@ -7,8 +7,9 @@
 mod clusters;
 mod tiles;
 
+use super::mma::{self, BlocksOf};
 use super::verdict::Verdict;
-use super::{Family, block_a_row, mma};
+use super::{Family, NEEDS_BF16, block_a_row};
 use crate::backend::gpu::catalogue::{self, Kernel, Workers};
 use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
@@ -17,8 +18,14 @@ use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteS
 #[derive(Debug)]
 pub struct Hopper;
 
-/// Blocks of two warps that work together, on a multiprocessor.
-const PAIRS: usize = 3;
+const BLOCKS: BlocksOf = BlocksOf {
+    teams: 1,
+    pairs: 3,
+    alone: 1,
+};
+const FEWEST_WARPS: &str = "with few rows the fewest warps have the most tiles on the way";
+const MOST_WARPS: &str = "with many rows the most warps fit";
+const OTHER_WARPS: &str = "with so many rows another number of warps is faster";
 
 impl Family for Hopper {
     fn table(&self) -> &'static catalogue::Table {
@@ -27,18 +34,16 @@ impl Family for Hopper {
 
     /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone: with
     /// few rows the fewest warps, each with the most tiles on the way.
-    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
-        if let Some(together) = mma::attention_together(kernels, shape, [1, PAIRS]) {
-            return together;
-        }
-        let by_threads = |kernel: &&&Kernel| kernel.threads;
+    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Vec<Verdict> {
         let alone = kernels.iter().filter(|kernel| kernel.workers == Workers::Alone);
-        let few = shape.rows * shape.kv_heads < 4 * shape.multiprocessors;
-        let kernel = match few {
-            true => alone.min_by_key(by_threads),
-            false => alone.max_by_key(by_threads),
+        let threads = alone.map(|kernel| kernel.threads);
+        let (threads, reason) = match shape.rows * shape.kv_heads < 4 * shape.multiprocessors {
+            true => (threads.min(), FEWEST_WARPS),
+            false => (threads.max(), MOST_WARPS),
         };
-        Launch::new(kernel.unwrap_or(&kernels[0]), shape.multiprocessors)
+        mma::attention_decode(kernels, shape, &BLOCKS, |kernel| {
+            (Some(kernel.threads) == threads).then_some(reason).ok_or(OTHER_WARPS)
+        })
     }
 
     /// Persistent blocks, which take tiles from a counter.
@@ -51,10 +56,15 @@ impl Family for Hopper {
     }
 
     /// By clusters of blocks, which multiply a row in parts and round the sums.
-    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
-        let by_clusters = || clusters::norm_route(shape, kernels);
-        let found = shape.on_matrix_cores.then(by_clusters).flatten();
-        found.or_else(|| block_a_row(shape, kernels))
+    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Vec<Verdict> {
+        if shape.on_matrix_cores {
+            return clusters::norm_route(shape, kernels);
+        }
+        let of = |kernel: &&'static Kernel| match kernel.cluster {
+            0 => block_a_row(shape),
+            _ => Verdict::Refused(NEEDS_BF16),
+        };
+        kernels.iter().map(of).collect()
     }
 
     fn mxfp4_f16_scales(&self) -> (i32, i32) {
@@ -116,6 +126,7 @@ fn fewest_blocks(shape: &GemmShape, multiprocessors: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::verdict::taken;
     use super::*;
     use crate::backend::gpu::catalogue::{Elements, Op, PackedFormat};
     use crate::backend::gpu::shapes::{MatrixForm, Numbers, PackedShape};
@@ -239,7 +250,12 @@ mod tests {
                 windowed,
                 multiprocessors: 132,
             };
-            let launch = Hopper.attention_decode(&kernels, &shape);
+            let said: Vec<_> = kernels
+                .iter()
+                .copied()
+                .zip(Hopper.attention_decode(&kernels, &shape))
+                .collect();
+            let launch = taken(&said).unwrap();
             (launch.kernel.variant, launch.blocks)
         };
         assert_eq!([1, 8].map(|rows| launch(rows, false)), [("team", 132); 2]);

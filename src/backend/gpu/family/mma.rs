@@ -1,8 +1,8 @@
 //! What families have in common whose products and attention are those of `kernels/mma`: what weights are packed for,
 //! and when warps of decode attention work together.
 
+use super::verdict::{HOLDS_FEWER, NO_OTHER, Verdict};
 use crate::backend::gpu::catalogue::{Kernel, Workers};
-use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::shapes::DecodeShape;
 
 /// Weight rows of a block of packed weights, of which 16 are a unit.
@@ -29,19 +29,45 @@ pub fn decode_items(items: usize) -> usize {
     items.min(1)
 }
 
-/// Decode attention by persistent blocks whose warps work together: with the fewest rows so many blocks of a team on a
-/// multiprocessor, and with few windows so many of a pair. `None` where each warp works alone.
-pub fn attention_together(
+const TEAMS: &str = "of so few rows a block's warps share an item";
+const PAIRS: &str = "of so few windows two warps share one";
+const WINDOWS: &str = "it is for layers with a window";
+const TOGETHER: &str = "of so few rows warps work together";
+
+/// Blocks of decode attention on a multiprocessor, by how their warps work.
+pub struct BlocksOf {
+    /// By teams.
+    pub teams: usize,
+    /// By pairs.
+    pub pairs: usize,
+    /// Each warp alone.
+    pub alone: usize,
+}
+
+/// What is said of kernels for decode attention by persistent blocks. Their warps work together with the fewest rows,
+/// and with few windows. Else each works alone: of the kernels for that `alone` says.
+pub fn attention_decode(
     kernels: &[&'static Kernel],
     shape: &DecodeShape,
-    [teams, pairs]: [usize; 2],
-) -> Option<Launch> {
+    blocks: &BlocksOf,
+    alone: impl Fn(&Kernel) -> Result<&'static str, &'static str>,
+) -> Vec<Verdict> {
     let holding = |workers| move |kernel: &&&Kernel| kernel.workers == workers && kernel.holds(shape.rows);
     let of = |workers| kernels.iter().find(holding(workers));
-    let pair = || of(Workers::Pair).filter(|_| shape.windowed);
-    let (kernel, blocks) = match of(Workers::Team) {
-        Some(team) => (team, teams),
-        None => (pair()?, pairs),
+    let team = of(Workers::Team);
+    let pair = of(Workers::Pair).filter(|_| shape.windowed && team.is_none());
+    let taken = |blocks, reason| Verdict::Taken(blocks * shape.multiprocessors, reason);
+    let verdict = |kernel: &&'static Kernel| match kernel.workers {
+        _ if !kernel.holds(shape.rows) => Verdict::Refused(HOLDS_FEWER),
+        Workers::Team => taken(blocks.teams, TEAMS),
+        Workers::Pair if pair.is_some() => taken(blocks.pairs, PAIRS),
+        Workers::Pair if !shape.windowed => Verdict::Passed(WINDOWS),
+        _ if team.or(pair).is_some() => Verdict::Passed(TOGETHER),
+        _ => alone(kernel).map_or_else(Verdict::Passed, |reason| taken(blocks.alone, reason)),
     };
-    Some(Launch::new(kernel, blocks * shape.multiprocessors))
+    let mut verdicts: Vec<_> = kernels.iter().map(verdict).collect();
+    if !verdicts.iter().any(|verdict| matches!(verdict, Verdict::Taken(..))) {
+        verdicts[0] = taken(blocks.alone, NO_OTHER);
+    }
+    verdicts
 }

@@ -13,7 +13,13 @@ use super::catalogue::{self, Kernel, Op, Workers};
 use super::launch::Launch;
 use super::shapes::{DecodeShape, ExpertCuts, GemmLaunch, GemmShape, NormRouteShape, Product};
 use std::fmt::Debug;
-use verdict::Verdict;
+use verdict::{ANOTHER, Verdict};
+
+const BLOCK_AN_ITEM: &str = "each KV head of an item has a block";
+const BLOCK_A_ROW: &str = "each row can have a multiprocessor";
+const MORE_ROWS: &str = "there are more rows than multiprocessors";
+/// Of kernels that multiply the router's weights on matrix cores.
+const NEEDS_BF16: &str = "it is for `fast` with a BF16 router, which matrix cores multiply";
 
 /// See the module.
 pub trait Family: Debug + Sync {
@@ -30,10 +36,14 @@ pub trait Family: Debug + Sync {
         multiprocessors
     }
 
-    /// Decode attention of at most so many items of at most so many rows, by one of these kernels: a block for each key
-    /// head of an item.
-    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
-        Launch::new(kernels[0], shape.items * shape.kv_heads)
+    /// What is said of each kernel for decode attention of at most so many items of at most so many rows: one at least,
+    /// one of which is taken. By default the first, with a block for each key head of an item.
+    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Vec<Verdict> {
+        let of = |i| match i {
+            0 => Verdict::Taken(shape.items * shape.kv_heads, BLOCK_AN_ITEM),
+            _ => Verdict::Passed(ANOTHER),
+        };
+        (0..kernels.len()).map(of).collect()
     }
 
     /// Rows up to which decode attention shares an item's units out by itself: those of its teams.
@@ -58,10 +68,14 @@ pub trait Family: Debug + Sync {
         items
     }
 
-    /// Norm and router by one of these kernels: all there are that take the model. `None` if no kernel is for so many
-    /// rows.
-    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
-        block_a_row(shape, kernels)
+    /// What is said of each kernel for both norm and router: all there are that take the model. If none is taken, they
+    /// are apart. By default the first is while each row can have a multiprocessor.
+    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Vec<Verdict> {
+        let of = |i| match i {
+            0 => block_a_row(shape),
+            _ => Verdict::Passed(ANOTHER),
+        };
+        (0..kernels.len()).map(of).collect()
     }
 
     /// Exponents of MXFP4 scales that decode to FP16 exactly: from where half of it is normal to where six times it is
@@ -155,10 +169,12 @@ fn blocks_of_tiles(shape: &GemmShape, kernel: &'static Kernel, tiles: usize, spa
     }
 }
 
-/// Norm and router of rows of which each can have a multiprocessor, by the kernel that every family has.
-fn block_a_row(shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
-    let kernel = kernels.first()?;
-    (shape.rows <= shape.multiprocessors).then(|| Launch::new(kernel, shape.rows))
+/// What is said of a kernel for norm and router that has a block for each row.
+fn block_a_row(shape: &NormRouteShape) -> Verdict {
+    match shape.rows <= shape.multiprocessors {
+        true => Verdict::Taken(shape.rows, BLOCK_A_ROW),
+        false => Verdict::Passed(MORE_ROWS),
+    }
 }
 
 #[cfg(test)]

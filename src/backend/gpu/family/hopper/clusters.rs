@@ -1,8 +1,9 @@
 //! Norm and router by clusters of blocks, which reach each other's shared memory: where a cluster finds its
 //! multiprocessors, and how many of them do at once.
 
+use super::super::block_a_row;
+use super::super::verdict::{ANOTHER, FOR_MORE, HOLDS_FEWER, Verdict};
 use crate::backend::gpu::catalogue::Kernel;
-use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::shapes::NormRouteShape;
 
 /// Shared memory of a multiprocessor, and what is kept of it for each block.
@@ -11,23 +12,50 @@ const BLOCK_RESERVED: usize = 1024;
 /// Threads of clusters that a multiprocessor holds, as their registers allow.
 const CLUSTER_THREADS: usize = 512;
 
-/// By clusters that share few rows, or by those that share many; `None` where no kernel is for so many.
-pub fn norm_route(shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
-    let clustered = || kernels.iter().copied().filter(|kernel| kernel.cluster > 0);
-    few(shape, clustered()).or_else(|| many(shape, clustered()))
+const LARGEST: &str = "it is the largest of which each row has one at once";
+const IN_TURN: &str = "no kernel's clusters have place for each row, and of the smallest most have";
+const NO_PLACE: &str = "its clusters have no place for each row at once";
+const SMALLER: &str = "larger clusters have place for each row at once";
+const MOST_ROWS: &str = "it is faster than those for fewer rows";
+const CLUSTERS: &str = "clusters are faster";
+
+/// What is said of each kernel. Clusters that share few rows are the largest of which each row has one at once; where
+/// there are none, the smallest take the rows in turn. Of those that share many, the one for the most rows is taken; of
+/// equals the last.
+pub fn norm_route(shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Vec<Verdict> {
+    let is_few = |kernel: &Kernel| kernel.cluster > 0 && kernel.is_for_few(shape.rows);
+    let is_many = |kernel: &Kernel| kernel.cluster > 0 && (1..=shape.rows).contains(&kernel.least_rows);
+    let has_place = |kernel: &Kernel| shape.rows <= side_by_side(kernel, shape);
+    let few = || kernels.iter().filter(|kernel| is_few(kernel));
+    let largest = few()
+        .filter(|kernel| has_place(kernel))
+        .map(|kernel| kernel.cluster)
+        .max();
+    let smallest = few().map(|kernel| kernel.cluster).min();
+    let many = kernels.iter().filter(|kernel| is_many(kernel));
+    let most = many.max_by_key(|kernel| kernel.least_rows).map(|kernel| kernel.index);
+    let of = |kernel: &&'static Kernel| match **kernel {
+        Kernel { cluster: 0, .. } if smallest.is_some() || most.is_some() => Verdict::Passed(CLUSTERS),
+        Kernel { cluster: 0, .. } => block_a_row(shape),
+        Kernel { cluster, .. } if is_few(kernel) => match largest {
+            Some(largest) if cluster == largest => Verdict::Taken(blocks_of_few(kernel, shape), LARGEST),
+            Some(_) if has_place(kernel) => Verdict::Passed(SMALLER),
+            None if Some(cluster) == smallest => Verdict::Taken(blocks_of_few(kernel, shape), IN_TURN),
+            _ => Verdict::Passed(NO_PLACE),
+        },
+        _ if !kernel.holds(shape.rows) => Verdict::Refused(HOLDS_FEWER),
+        _ if smallest.is_some() || !is_many(kernel) => Verdict::Passed(FOR_MORE),
+        _ if Some(kernel.index) == most => Verdict::Taken(blocks_of_many(kernel, shape), MOST_ROWS),
+        _ => Verdict::Passed(ANOTHER),
+    };
+    kernels.iter().map(of).collect()
 }
 
-/// The largest clusters of which each row has one at once. Where none are, they take the rows in turn, at most as many
-/// each as a cluster has blocks.
-fn few(shape: &NormRouteShape, kernels: impl Iterator<Item = &'static Kernel> + Clone) -> Option<Launch> {
-    let fitting = kernels.filter(|kernel| kernel.is_for_few(shape.rows));
-    let at_once = fitting
-        .clone()
-        .filter(|kernel| shape.rows <= side_by_side(kernel, shape));
-    let largest = at_once.max_by_key(|kernel| kernel.cluster);
-    let kernel = largest.or_else(|| fitting.min_by_key(|kernel| kernel.cluster))?;
+/// A cluster for each row, or as many as run at once, but so many that each takes at most as many rows as it has
+/// blocks.
+fn blocks_of_few(kernel: &Kernel, shape: &NormRouteShape) -> usize {
     let clusters = side_by_side(kernel, shape).max(shape.rows.div_ceil(kernel.cluster));
-    Some(Launch::new(kernel, kernel.cluster * clusters.min(shape.rows)))
+    kernel.cluster * clusters.min(shape.rows)
 }
 
 /// Clusters that run side by side. The blocks of a cluster run within one of the device's groups of 16 to 18
@@ -37,15 +65,13 @@ fn side_by_side(kernel: &Kernel, shape: &NormRouteShape) -> usize {
     shape.multiprocessors * CLUSTER_THREADS * 3 / 4 / (kernel.threads * kernel.cluster)
 }
 
-/// The clusters for the most rows that are at most so many. They take the rows in turn where there are more than run at
-/// once. (On an H200 of 132 multiprocessors those are 30 clusters of four, or 62 with two blocks each.)
-fn many(shape: &NormRouteShape, kernels: impl Iterator<Item = &'static Kernel>) -> Option<Launch> {
-    let fitting = kernels.filter(|kernel| (1..=shape.rows).contains(&kernel.least_rows));
-    let kernel = fitting.max_by_key(|kernel| kernel.least_rows)?;
+/// Clusters take the rows in turn where there are more than run at once. (On an H200 of 132 multiprocessors those are
+/// 30 clusters of four, or 62 with two blocks each.)
+fn blocks_of_many(kernel: &Kernel, shape: &NormRouteShape) -> usize {
     let clusters = shape.rows.div_ceil(kernel.cluster * kernel.per_block);
     let resident = MULTIPROCESSOR_SHARED / (kernel.shared_bytes + BLOCK_RESERVED);
     let at_once = shape.multiprocessors * resident * 9 / 10 / kernel.cluster;
-    Some(Launch::new(kernel, kernel.cluster * clusters.min(at_once.max(1))))
+    kernel.cluster * clusters.min(at_once.max(1))
 }
 
 #[cfg(test)]
