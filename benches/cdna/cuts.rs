@@ -1,4 +1,4 @@
-//! Experts' tiles and their order, as `kernels/expert_cuts.h` makes them.
+//! Experts' tiles and their order, as `kernels/expert_cuts.h` makes them: `tests/gpu/cuts.rs` compares the two.
 
 use getp::backend::gpu::shapes::ExpertCuts;
 

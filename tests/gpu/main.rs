@@ -24,6 +24,7 @@ mod answers;
 mod batch;
 mod closeness;
 mod contract;
+mod cuts;
 #[cfg(feature = "simt")]
 mod devices;
 #[cfg(feature = "simt")]
