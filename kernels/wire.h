@@ -1,6 +1,6 @@
 // The wire format of weights, from host to device: tiles of WIRE_ROWS rows, one after the other; a matrix's last tile
 // is filled up with zero rows. BF16 and float32 are row-major; an MXFP4 tile has the codes of all rows, then their
-// scales.
+// scales. The host writes it by `src/weights/row_major.rs`; `tests/header/wire.rs` compares the two, byte for byte.
 #pragma once
 #include "gpu/gpu.h"
 

@@ -59,8 +59,8 @@ fn every_kernel_can_be_forced() {
     assert!(forced > 1000, "{forced}");
 }
 
-/// Of the kernels for norm, router and attention one is said to be taken, in as many blocks as are launched, and each has
-/// a reason.
+/// Of the kernels for norm, router and attention one is said to be taken, in as many blocks as are launched, and each
+/// has a reason.
 #[test]
 fn choices_have_reasons() {
     let config = ModelConfig::preset_20b();

@@ -1,5 +1,6 @@
 //! Tiles as the rows are stored: row-major, of MXFP4 the codes of all rows and then their scales. So lie tensors whose
-//! rows are looked up one by one, and what GPUs are sent, the wire format, which `kernels/wire.h` reads.
+//! rows are looked up one by one, and what GPUs are sent, the wire format, which `kernels/wire.h` reads;
+//! `tests/header/wire.rs` compares the two, byte for byte.
 
 use super::{Layout, Rows, WeightFormat, row_to_f32};
 use crate::checkpoint::Values;

@@ -57,8 +57,8 @@ impl Target {
         taken(&self.norm_verdicts(config, numbers, work, rows)).expect("every family has one for any norm")
     }
 
-    /// What is said of each kernel for a norm. In `fast`, one that adds the experts' outputs has kernels for few and for
-    /// many rows.
+    /// What is said of each kernel for a norm. In `fast`, one that adds the experts' outputs has kernels for few and
+    /// for many rows.
     pub fn norm_verdicts(&self, config: &ModelConfig, numbers: &Numbers, work: &NormWork, rows: usize) -> Vec<Said> {
         let NormWork {
             adds,

@@ -1,7 +1,8 @@
 //! Several devices as one replica: a pipeline of stages, each of which has a contiguous range of the model's layers.
 //!
 //! [`form`] says which devices go together, [`cut`] which layers each has, both from what [`demand`] counts; [`hop`]
-//! brings rows from a stage to the next. What runs them is [`super::replica`], for one device as for several.
+//! brings rows from a stage to the next. From the same counts [`steps`] has a device alone take longer steps, and
+//! [`fit`] tells documents what fits. What runs them is [`super::replica`], for one device as for several.
 //!
 //! All stages read one plan in pinned memory, and a KV block has the same number in all of them, so the stage with the
 //! least room decides how many there are. The slots' last tokens lie in pinned memory, too: the last stage's kernels

@@ -1,5 +1,6 @@
 //! What lies in device memory, as float32 on the host, and stale values put there: for tests and tools. All of it waits
-//! for the device.
+//! for the device. Modules of this name are public because tests and benches are crates of their own; the library's
+//! exports do not reach them, so the linker leaves them out of it, which `tests/programs/simt.sh` checks.
 
 use super::values::{Buffer, Projected, Routes, y_elements};
 use super::{GpuOps, KvCache};
