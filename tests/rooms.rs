@@ -623,8 +623,13 @@ fn words_of(tokens: TokenStream, words: &mut Vec<String>) {
 /// asks which family it is, or of which architecture a device, also not tests: they go through all families.
 #[test]
 fn families_are_named_in_their_own_files_and_two_lists() {
-    // What is about one family's devices: emulators of them, and their machine code.
-    let of_one = ["tests/hip", "tests/common/wgmma.rs", "tests/common/amd_loops.rs"];
+    // What is about one family's devices: emulators and models of them, and their machine code.
+    let of_one = [
+        "tests/hip",
+        "tests/common/wgmma.rs",
+        "tests/common/amd_loops.rs",
+        "tests/gpu/cuts.rs",
+    ];
     // What architectures' names mean.
     let of_names = ["src/backend/gpu/code_objects.rs", "tests/rooms.rs"];
     let lists = ["kernels/catalogue.rs", "src/backend/gpu/family/mod.rs"];

@@ -126,10 +126,10 @@ fn fewest_blocks(shape: &GemmShape, multiprocessors: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::verdict::taken;
+    use super::super::verdict::{Said, taken};
     use super::*;
     use crate::backend::gpu::catalogue::{Elements, Op, PackedFormat};
-    use crate::backend::gpu::shapes::{MatrixForm, Numbers, PackedShape};
+    use crate::backend::gpu::shapes::{AttentionWork, MatrixForm, NormWork, Numbers, PackedShape};
     use crate::backend::gpu::target::Target;
     use crate::config::ModelConfig;
     use crate::options::StepLimits;
@@ -313,6 +313,60 @@ mod tests {
             0,
             "mlp1_mxfp4_f16x1_n64 passed over: another is faster where experts have so many rows",
         );
+    }
+
+    /// What is said of kernels for norm, router and attention.
+    #[test]
+    fn choices_of_other_operations_have_reasons() {
+        let config = ModelConfig::preset_20b();
+        let fast = Numbers::new(Elements::F16, false);
+        let has = |said: Vec<Said>, line: &str| {
+            let lines: Vec<_> = said
+                .iter()
+                .map(|(kernel, verdict)| format!("{} {verdict}", kernel.name()))
+                .collect();
+            assert!(lines.iter().any(|other| other == line), "{line}: {lines:#?}");
+        };
+        let adds = NormWork {
+            adds: true,
+            ..NormWork::default()
+        };
+        let norm = |rows, line| has(TARGET.norm_verdicts(&config, &fast, &adds, rows), line);
+        norm(64, "rmsnorm_few taken: it is made for so many rows");
+        norm(65, "rmsnorm taken: no other may be taken");
+        norm(65, "rmsnorm_few refused: it is for fewer rows in all");
+        norm(512, "rmsnorm_rows taken: it is made for so many rows");
+        let router = |rows, line| {
+            let bf16 = MatrixForm::Wire(WeightFormat::Bf16);
+            has(TARGET.norm_route_verdicts(&config, &fast, bf16, rows), line);
+        };
+        router(
+            8,
+            "norm_route_cluster4 passed over: larger clusters have place for each row at once",
+        );
+        router(
+            32,
+            "norm_route_cluster8 passed over: its clusters have no place for each row at once",
+        );
+        router(890, "norm_route_32x32 taken: it is faster than those for fewer rows");
+        router(890, "norm_route passed over: clusters are faster");
+        let attention = |exact, windowed, line| {
+            let work = AttentionWork {
+                windowed,
+                rows: 32,
+                items: 32,
+                tiles: 0,
+            };
+            let kv = if exact { Elements::F32 } else { Elements::F16 };
+            has(TARGET.attention_verdicts(&config, kv, exact, &work), line);
+        };
+        attention(
+            false,
+            true,
+            "attention_decode_f16_pair taken: of so few windows two warps share one",
+        );
+        attention(false, false, "attention_exact refused: it is made for `exact`");
+        attention(true, false, "attention_exact taken: it is made for `exact`");
     }
 
     /// Kernels made for rows of one tile never meet more.
