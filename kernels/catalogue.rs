@@ -13,7 +13,7 @@ pub mod cdna;
 pub mod generic;
 #[path = "hopper/catalogue.rs"]
 pub mod hopper;
-#[path = "mma/catalogue.rs"]
+#[path = "mma/sizes.rs"]
 mod mma;
 
 /// Every family. A device is of the first that has it, and of which there is code for it.
