@@ -58,8 +58,15 @@ fn alike(vocab: usize) -> Vec<Vec<u32>> {
 /// By request: the tokens of its answer, and a hash of the logits of each.
 type Answers = BTreeMap<usize, (Vec<u32>, Vec<u32>)>;
 
-/// A replica's answers to prompts, with the number of rows computed.
-fn answers(replica: &mut dyn Replica, limits: Limits, prompts: &[Vec<u32>], vocab: usize) -> (Answers, usize) {
+/// A replica's answers to prompts, with the number of rows computed. The youngest request is preempted before one of
+/// so many steps; 0 is none.
+fn answers(
+    replica: &mut dyn Replica,
+    limits: Limits,
+    prompts: &[Vec<u32>],
+    vocab: usize,
+    preempts: usize,
+) -> (Answers, usize) {
     let mut scheduler = Scheduler::new(limits).unwrap();
     for (request, prompt) in prompts.iter().enumerate() {
         scheduler.submit(Request::greedy(request, prompt.clone(), 90)).unwrap();
@@ -68,6 +75,7 @@ fn answers(replica: &mut dyn Replica, limits: Limits, prompts: &[Vec<u32>], voca
     let (mut plan, mut output, mut finished) = (StepPlan::default(), StepOutput::default(), Vec::new());
     let mut summary = StepOutput::default();
     let mut all = Answers::new();
+    let mut steps = 0;
     while scheduler.plan(&mut plan) {
         rows += plan.rows();
         scheduler.begin(&plan);
@@ -96,6 +104,10 @@ fn answers(replica: &mut dyn Replica, limits: Limits, prompts: &[Vec<u32>], voca
             sampled.push(output.greedy[i].token);
         }
         scheduler.commit(&plan, &sampled, &mut finished).unwrap();
+        steps += 1;
+        if preempts > 0 && steps % preempts == 0 {
+            scheduler.preempt_youngest();
+        }
     }
     assert_eq!(finished.len(), prompts.len());
     (all, rows)
@@ -115,14 +127,15 @@ fn answers_do_not_depend_on_batch_chunks_or_threads() {
             ..Options::default()
         };
         let prompts: Vec<_> = (0..10).map(|i| prompt(i, config.vocab_size)).collect();
-        let answers = |options: &Options, prompts: &[Vec<u32>], share_beginnings| {
+        let preempted = |options: &Options, prompts: &[Vec<u32>], share_beginnings, preempts| {
             let mut replica = cpu::open(&checkpoint, options).unwrap();
             let limits = Limits {
                 share_beginnings,
                 ..limits(&*replica, &config)
             };
-            answers(&mut *replica, limits, prompts, config.vocab_size)
+            answers(&mut *replica, limits, prompts, config.vocab_size, preempts)
         };
+        let answers = |options: &Options, prompts: &[Vec<u32>], shares| preempted(options, prompts, shares, 0);
         let (alone, _) = answers(&options(1, 1, 1), &prompts, false);
         for (max_batch, step_tokens, threads) in [(1, 64, 2), (3, 7, 1), (10, 200, 3), (16, 33, 2)] {
             let options = options(max_batch, step_tokens, threads);
@@ -131,6 +144,8 @@ fn answers_do_not_depend_on_batch_chunks_or_threads() {
                 alone == together,
                 "{precision:?}, batch {max_batch}, {step_tokens} tokens a step, {threads} threads"
             );
+            let (again, _) = preempted(&options, &prompts, true, 3);
+            assert!(alone == again, "{precision:?}, batch {max_batch}: preempted");
             // With blocks of their own, and with shared ones.
             let alike = alike(config.vocab_size);
             let ((apart, all), (shared, fewer)) = (answers(&options, &alike, false), answers(&options, &alike, true));

@@ -9,6 +9,13 @@ impl Scheduler {
         sequence.is_some_and(|sequence| sequence.lacks_block(self.limits.block_tokens))
     }
 
+    /// Preempts the sequence that started last, if others run, too.
+    pub fn preempt_youngest(&mut self) {
+        if let [_, .., youngest] = self.running[..] {
+            self.preempt(youngest);
+        }
+    }
+
     /// The next position to plan of a slot's sequence.
     pub fn planned(&self, slot: usize) -> Option<usize> {
         Some(self.slots.get(slot)?.as_ref()?.planned)

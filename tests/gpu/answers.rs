@@ -32,6 +32,8 @@ pub struct Run {
     pub ends: bool,
     /// Whether requests share the blocks of beginnings that are equal.
     pub share_beginnings: bool,
+    /// Whether the youngest request is preempted before one of three steps.
+    pub preempts: bool,
 }
 
 /// Answers `prompts`.
@@ -48,12 +50,17 @@ pub fn answer(replica: &mut dyn Replica, config: &ModelConfig, prompts: &[Vec<u3
     let mut answers = Answers::default();
     let (mut under_way, mut finished) = (VecDeque::new(), Vec::new());
     let mut output = StepOutput::default();
+    let mut steps = 0;
     loop {
         let mut plan = StepPlan::default();
         if under_way.len() < replica.depth() && scheduler.plan(&mut plan) {
             scheduler.begin(&plan);
             replica.submit(&plan, run.want).unwrap();
             under_way.push_back(plan);
+            steps += 1;
+            if run.preempts && steps % 3 == 0 {
+                scheduler.preempt_youngest();
+            }
             continue;
         }
         let Some(plan) = under_way.pop_front() else { break };

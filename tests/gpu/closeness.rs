@@ -112,6 +112,7 @@ fn run() -> Run {
         record_all: true,
         ends: false,
         share_beginnings: false,
+        preempts: false,
     }
 }
 

@@ -65,6 +65,7 @@ fn answers(
         record_all: false,
         ends: true,
         share_beginnings: false,
+        preempts: false,
     };
     let answers = answer(&mut replica, config, &prompts(config, 3), run);
     drop(replica);

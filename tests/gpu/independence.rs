@@ -46,6 +46,7 @@ fn run(want: Want) -> Run {
         record_all: true,
         ends: false,
         share_beginnings: false,
+        preempts: false,
     }
 }
 
@@ -106,12 +107,16 @@ fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision
     let first = answer(&mut *replica, config, &prompts, run(Want::Logits));
 
     let reversed: Vec<_> = prompts.iter().rev().cloned().collect();
-    let backwards = answer(&mut *replica, config, &reversed, run(Want::Tokens));
+    let preempted = Run {
+        preempts: true,
+        ..run(Want::Tokens)
+    };
+    let backwards = answer(&mut *replica, config, &reversed, preempted);
     // Other prompt chunks and other requests beside them: different numbers of rows, tiles and rows per expert.
     let cut = answer(&mut *open(19, 37), config, &prompts, run(Want::Logits));
     for request in 0..prompts.len() {
         let last = prompts.len() - 1 - request;
-        let what = format!("{name}: in reverse order, only the largest wanted");
+        let what = format!("{name}: in reverse order, preempted, only the largest wanted");
         check(&first, request, &backwards, last, &what);
         check(&first, request, &cut, request, &format!("{name}: in other pieces"));
     }

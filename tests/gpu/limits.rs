@@ -60,6 +60,7 @@ fn models_at_the_limits_give_the_cpus_tokens() {
             record_all: false,
             ends: true,
             share_beginnings: false,
+            preempts: false,
         };
         let mut on_cpu = cpu::open(&checkpoint, &options(Precision::Exact, 3, 16)).unwrap();
         let expected = answer(&mut *on_cpu, &config, &prompts, run);

@@ -82,6 +82,7 @@ fn whole_models_give_the_tokens_of_the_cpu() {
                 record_all: false,
                 ends: true,
                 share_beginnings: true,
+                preempts: false,
             };
             let prompts = prompts(&config, 5);
             let mut cpu = cpu::open(&checkpoint, &exact).unwrap();

@@ -27,6 +27,7 @@ fn gives_the_cpus_tokens(requests: usize, more: usize) {
         record_all: false,
         ends: true,
         share_beginnings: false,
+        preempts: false,
     };
     let mut on_cpu = cpu::open(&checkpoint, &options(Precision::Exact, 7, 64)).unwrap();
     let expected = answer(&mut *on_cpu, &config, &prompts, run(Want::Tokens));
