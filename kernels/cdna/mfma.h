@@ -12,6 +12,12 @@ typedef u32 u32v4 __attribute__((vector_size(16)));
 typedef float f32v4 __attribute__((vector_size(16)));
 typedef double f64v4 __attribute__((vector_size(32)));
 
+#if defined(__gfx90a__)
+enum : int { MFMA_SLOTS = 8 };
+#else
+enum : int { MFMA_SLOTS = 4 };
+#endif
+
 #if defined(__AMDGCN__)
 #define GLOBAL __attribute__((address_space(1)))
 typedef _Float16 f16v4 __attribute__((ext_vector_type(4)));

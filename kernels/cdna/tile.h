@@ -5,7 +5,7 @@
 // unchanged. mlp1's tokens (INDEXED) lie apart, as the step's rows: a thread has the place of each of its pieces in a
 // slab, where the swizzle is that of the row, and stores them with that of the token. LDS is double-buffered, with one
 // barrier per slab, before the last part's MFMAs; during these the next slab's first tokens are read. A slab is
-// processed in parts: its two pieces of K, each for at most 64 tokens at a time, so that only so many tokens' fragments
+// processed in parts: its two pieces of K, each for at most 96 tokens at a time, so that only so many tokens' fragments
 // are in registers. This is a software pipeline: while a part's MFMAs run, the next part's tokens are read from LDS and
 // the next piece's weights are decoded. Weights are requested two to three slabs ahead.
 //
@@ -55,7 +55,7 @@ template <int S> struct Sums<S, 1> {
 template <class Weights, int WAVES, int S, int TERMS, bool INDEXED> struct Tile {
   enum : int {
     THREADS = WAVES * WAVE,
-    SPLITS = (S + 3) / 4, PART_S = (S + SPLITS - 1) / SPLITS, PARTS = TERMS * 2 * SPLITS,
+    SPLITS = (S + 5) / 6, PART_S = (S + SPLITS - 1) / SPLITS, PARTS = TERMS * 2 * SPLITS,
     STAGED = (S * TOKENS * 8 + THREADS - 1) / THREADS,   // 16-byte pieces per thread and term
     TERM = STAGED * THREADS, BUFFER = TERMS * TERM,      // pieces in LDS
     // A piece is decoded during the first MFMAs after the last use of the one before, or, where MFMAs leave fewer issue
@@ -199,12 +199,19 @@ template <class Weights, int WAVES, int S, int TERMS, bool INDEXED> struct Tile 
       multiply<PART, M + 1>(c, b);
     }
   }
-  // Puts an equal share of the decoding behind each MFMA.
+  // Shares the decoding out to a part's MFMAs. Short parts have more of it than slots, and it begins at once. In longer
+  // ones two additions of addresses in LDS are counted, too, and where it does not come out even the last MFMAs have
+  // more, as reads stand behind the first.
   template <int PART> static DEV void weave() {
     if (PART >= DECODE_PARTS && (PART < DECODE_PART || PART >= DECODE_PART + DECODE_PARTS)) return;
-    constexpr int MFMAS = mfmas_of(PART), SHARE = (Weights::DECODE_VALU / DECODE_PARTS + MFMAS - 1) / MFMAS;
+    constexpr int MFMAS = mfmas_of(PART);
+    constexpr bool LONG = MFMAS > (MFMA_SLOTS == 4 ? 8 : 12);
+    constexpr int WORK = Weights::DECODE_VALU / DECODE_PARTS + (LONG ? 2 : 0), SHARE = (WORK + MFMAS - 1) / MFMAS;
+    constexpr int FEWER = LONG ? SHARE * MFMAS - WORK : 0;
 #pragma unroll
-    for (int i = 0; i < MFMAS; i++) { SCHEDULE(MFMA, 1); SCHEDULE(VALU, SHARE); }
+    for (int i = 0; i < FEWER; i++) { SCHEDULE(MFMA, 1); SCHEDULE(VALU, SHARE - 1); }
+#pragma unroll
+    for (int i = FEWER; i < MFMAS; i++) { SCHEDULE(MFMA, 1); SCHEDULE(VALU, SHARE); }
   }
   // Decodes a piece from run FIRST on, or that run alone where two parts have one each.
   template <int FIRST> DEV void decode(const Raw& from, int piece) {
