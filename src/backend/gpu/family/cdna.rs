@@ -109,14 +109,16 @@ fn fewest_rounds(shape: &GemmShape, kernel: &Kernel, compute_units: usize) -> us
 /// Blocks go to the device in rounds of as many as it has places for. In a round a wave multiplies 16 tokens after 16,
 /// and three quarters of such a step are counted for what it does beside and before: its loop takes a tenth of a step
 /// more than its MFMAs on gfx90a, a whole one on gfx950 (`kernels/cdna/mca.py`). Larger and smaller tiles meet on
-/// a compute unit: a round takes between the mean and the largest. Where compute units have half of their waves, in the
-/// last round, it takes a third less, as these have the matrix cores to themselves.
+/// a compute unit: a round takes between the mean and the largest. Where compute units have half of their waves, these
+/// have the matrix cores to themselves, of which a loop reaches nine tenths and more alone: a grid of no more blocks
+/// takes 0.56 of a round. As the last of several rounds it takes a third less than one, as these do not end at once.
 fn rounds_cost(rows: usize, tiles: usize, row_blocks: usize, kernel: &Kernel, compute_units: usize) -> f64 {
     let waves = kernel.threads / WAVE;
     let blocks = tiles * row_blocks.div_ceil(waves);
     let places = compute_units * WAVES_AT_ONCE / waves;
     let last = match blocks % places {
         0 => 0.0,
+        _ if blocks <= places / 2 => 0.56,
         few if few <= places / 2 => 0.65,
         _ => 1.0,
     };
@@ -265,6 +267,19 @@ mod tests {
                 let filled = filled(product, bucket, rows);
                 assert!(filled >= least, "{product:?} of {rows} rows: {filled:.3}");
             }
+        }
+    }
+
+    /// 26 tiles would be two small blocks on a compute unit, whose loops read weights twice as often.
+    #[test]
+    fn a_compute_unit_has_one_large_block_rather_than_two_small_ones() {
+        let target = Target {
+            multiprocessors: 304,
+            ..TARGET
+        };
+        for rows in [1024, 1536] {
+            let shape = shape_20b(Product::AttnOut, rows, 1);
+            assert_eq!(target.gemm(&shape).unwrap().launch.blocks, 13 * 23, "{rows} rows");
         }
     }
 
