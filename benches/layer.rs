@@ -80,9 +80,10 @@ pub fn launches(target: &Target, config: &ModelConfig, rows: usize) -> usize {
         (Mlp1Launch::Indexing(..), _) | (_, SortGatherLaunch::Together(_)) => 1,
         (_, SortGatherLaunch::Apart { .. }) => 2,
     };
-    let norm_attention_and_out = 3;
+    let norm = if target.norm_qkv(config, &qkv).is_some() { 0 } else { 1 };
+    let attention_and_out = 2;
     let experts = 2;
     let qkv_and_rope = if stores(target, &qkv) { 1 } else { 2 };
     let norm_and_route = if norm_route.is_some() { 1 } else { 2 };
-    norm_attention_and_out + qkv_and_rope + norm_and_route + sort_and_gather + experts
+    norm + attention_and_out + qkv_and_rope + norm_and_route + sort_and_gather + experts
 }

@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint eaf3697c9d01f6cd) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint a0c9e6910b5f8472) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -360,6 +360,13 @@ struct QkvStoreArgs {
   RopeStoreArgs store;  // `qkv` is unused
 };
 
+// norm_qkv: rmsnorm and qkv_store fused, for a single row.
+struct NormQkvArgs {
+  QkvStoreArgs qkv;  // `input` of the product is unused
+  NormArgs norm;     // `t` and `t32` are unused
+  int* arrived;      // how many blocks have read the row; 0 before and after each launch
+};
+
 // A row's argmax as the device writes it.
 struct Greedy {
   unsigned token;
@@ -531,6 +538,7 @@ SIZE(GemmArgs, 176) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, 
   AT(GemmArgs, terms, 142) AT(GemmArgs, half, 144) AT(GemmArgs, picked, 148) AT(GemmArgs, picks, 152)
   AT(GemmArgs, slot_rows, 160) AT(GemmArgs, cuts, 168)
 SIZE(QkvStoreArgs, 344) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 176)
+SIZE(NormQkvArgs, 536) AT(NormQkvArgs, qkv, 0) AT(NormQkvArgs, norm, 344) AT(NormQkvArgs, arrived, 528)
 SIZE(Greedy, 8) AT(Greedy, token, 0) AT(Greedy, logit, 4)
 SIZE(ArgmaxArgs, 128) AT(ArgmaxArgs, step, 0) AT(ArgmaxArgs, best, 88) AT(ArgmaxArgs, best_index, 96)
   AT(ArgmaxArgs, host, 104) AT(ArgmaxArgs, candidates, 112) AT(ArgmaxArgs, best_rows, 116) AT(ArgmaxArgs, drawable, 120)

@@ -168,6 +168,8 @@ operations! {
     Qkv "qkv",
     /// [`Op::Qkv`] and [`Op::RopeStore`].
     QkvStore "qkv_store",
+    /// [`Op::Norm`] and [`Op::QkvStore`], for a single row.
+    NormQkv "norm_qkv",
     /// Attention's output projection.
     AttnOut "attn_out",
     /// The experts' first matrix with the gated unit.
@@ -689,6 +691,12 @@ const ROPE: &[Limit] = &[
     Limit::AtMost(Dimension::QkvDim, 1 << 30),
 ];
 const NORM_THREADS: usize = 384;
+/// Of a norm whose threads have one piece each, and all of an experts' outputs at once.
+const NORM_FEW: &[Limit] = &[
+    Limit::AtMost(Dimension::Hidden, NORM_THREADS * 8),
+    Limit::MultipleOf(Dimension::Hidden, 8),
+    Limit::AtMost(Dimension::ExpertsPerToken, 4),
+];
 /// Up to so many rows the norm has a kernel whose loads are all on the way at once.
 const FEW_ROWS: usize = 64;
 const PLAIN_HEADS: &[Limit] = &[
@@ -719,11 +727,7 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
         Kernel::written(Op::Norm, "norm_few.hip", NORM_THREADS)
             .variant("few")
             .most_rows(FEW_ROWS)
-            .limits(&[
-                Limit::AtMost(Dimension::Hidden, NORM_THREADS * 8),
-                Limit::MultipleOf(Dimension::Hidden, 8),
-                Limit::AtMost(Dimension::ExpertsPerToken, 4),
-            ]),
+            .limits(NORM_FEW),
         Kernel::written(Op::Settle, "settle.hip", NORM_THREADS),
         Kernel::written(Op::Route, "route.hip", 8 * wave)
             .per_block(route_rows)

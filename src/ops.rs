@@ -124,7 +124,7 @@ pub trait Ops {
     type Settled<'x>;
     /// The residual stream, and the experts that each row is sent to with what they take.
     type Routed<'x, 't>;
-    /// `[T, H]`: the residual stream after attention's norm.
+    /// `[T, H]`: the residual stream after attention's norm, which may be outstanding.
     type Normed<'m>;
     /// `[T, D * (Nq + 2 Nkv)]`: queries, keys and values; the product may be outstanding.
     type Projected<'m>;
@@ -148,7 +148,8 @@ pub trait Ops {
     /// `x[T, H]` as the [settled](Self::settle) stream of the layers before lies in its memory.
     fn resume<'x>(&mut self, plan: &StepPlan, x: &'x mut Self::ResidualMemory) -> Result<Self::Residual<'x>>;
 
-    /// Adds what is outstanding to `x`; `t = x / sqrt(mean(x^2) + 1e-5) * weight`, row by row.
+    /// Adds what is outstanding to `x`; `t = x / sqrt(mean(x^2) + 1e-5) * weight`, row by row. A backend that norms and
+    /// [multiplies](Self::qkv) at once leaves both to the product.
     fn norm<'x, 't>(
         &mut self,
         x: Self::Residual<'x>,

@@ -290,7 +290,9 @@ impl Loops<'_> {
         let others = rows * (stream_bytes * c.hidden_dim + qkv_bytes * c.qkv_dim()) as f64 / rates.bytes_per_s;
         // With many rows `exact` has no kernel that norms and routes.
         let separate = self.numbers.exact && all > self.context.target.multiprocessors;
-        let launches = (launches(all) + f64::from(separate)) * rates.launch_s;
+        // Ampere's norm of a single row is its product's, too.
+        let together = !self.numbers.exact && all <= 1 && !self.is_hopper();
+        let launches = (launches(all) + f64::from(separate) - f64::from(together)) * rates.launch_s;
         println!(
             "{all} rows: experts {:.1}, qkv and attn_out {:.1}, other kernels' rows {:.1}, launches {:.1}",
             (mlp1 + mlp2) * 1e6,

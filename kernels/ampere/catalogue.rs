@@ -2,8 +2,8 @@
 
 use super::mma::{CACHE_TILE_BYTES, PAIR_ROWS, PARTIAL_BYTES, TEAM_ROWS, WARP};
 use super::{
-    Cut, Dimension, Elements, ExactSums, Kernel, Limit, MATRIX_HEADS, Op, PackedFormat, Parameters, Platform, SHARED,
-    Table, Tile, Toolchain, Workers, card, kernels_of, shared, with, with_tiles,
+    Cut, Dimension, Elements, ExactSums, Kernel, Limit, MATRIX_HEADS, NORM_FEW, NORM_THREADS, Op, PackedFormat,
+    Parameters, Platform, SHARED, Table, Tile, Toolchain, Workers, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};
@@ -46,7 +46,21 @@ const PREFILL_STAGES: usize = 3;
 const LEAN_HIDDEN: usize = 3072;
 const LEAN_EXPERTS: usize = 32;
 
-const WRITTEN: [Kernel; 13] = [
+/// Warps of the norm that a product computes by itself, warps that multiply, and stages of each: what an RTX 4090's
+/// shared memory holds beside the row.
+const NORM_WARPS: usize = NORM_THREADS / WARP;
+const QKV_WARPS: usize = 3;
+const QKV_STAGES: usize = 15;
+
+const WRITTEN: [Kernel; 14] = [
+    Kernel {
+        cut: Cut::rows(QKV_WARPS * 16),
+        ..Kernel::written(Op::NormQkv, "ampere/norm_qkv.hip", (NORM_WARPS + QKV_WARPS) * WARP)
+            .shared_bytes(QKV_WARPS * QKV_STAGES * 2048)
+            .elements(F16)
+            .most_rows(1)
+            .limits(NORM_FEW)
+    },
     Kernel::written(Op::NormRoute, "ampere/norm_route_lean.hip", LEAN_EXPERTS / 2 * WARP)
         .variant("lean")
         .limits(&[

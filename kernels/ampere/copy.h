@@ -16,11 +16,11 @@ DEV void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); 
 // Waits until at most LEFT of the thread's groups are under way.
 template <int LEFT> DEV void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
-// The block copies `count` pieces of 16 bytes, of at most MOST.
-template <int MOST, int THREADS> DEV void copy_pieces(u32 to, const u8* from, int count) {
+// THREADS threads, of which this is number `thread`, copy `count` pieces of 16 bytes, of at most MOST.
+template <int MOST, int THREADS> DEV void copy_pieces(u32 to, const u8* from, int count, int thread = TID) {
 #pragma unroll
   for (int first = 0; first < MOST; first += THREADS) {
-    const int i = first + TID;
+    const int i = first + thread;
     if (i < count) copy16(to + i * 16, from + i * 16);
   }
 }

@@ -12,40 +12,31 @@
 
 // P: the Gemm.
 template <class P> struct Few {
-  enum : int { FIRST = 4, STAGES = P::STAGES, STAGE_BYTES = P::STAGE_BYTES };
+  enum : int { STAGES = P::STAGES, STAGE_BYTES = P::STAGE_BYTES };
   using Mine = typename P::Mine;
 
   // `weights` and `tokens` are of the next slab.
   struct Source : Operands {
-    int weights_left, tokens_left;                         // slabs that are not on their way
+    int left;                                              // slabs that are not on their way
+    u32 row;                                               // without tokens in the stages: the token, in shared memory
 
-    DEV Source(const GemmArgs& a, const Chunk& c)
-        : Operands(a, c, P::BLOCK_BYTES), weights_left(a.k_blocks), tokens_left(a.k_blocks) {}
+    DEV Source(const GemmArgs& a, const Chunk& c) : Operands(a, c, P::BLOCK_BYTES), left(a.k_blocks) {}
     // The next slab, behind the last one nothing.
-    DEV void copy_weights(u32 stage) {
-      if (weights_left-- <= 0) return;
-      copy_pieces<P::WEIGHT_BYTES / 16, P::THREADS>(stage + P::TOKEN_BYTES, weights, weight_pieces);
-      weights += weight_slab;
-    }
-    DEV void copy_tokens(u32 stage) {
-      if (tokens_left-- <= 0) return;
-      copy_pieces<P::TOKEN_BYTES / 16, P::THREADS>(stage, tokens, token_pieces);
-      tokens += token_slab;
-    }
     DEV void copy(u32 stage) {
-      copy_weights(stage), copy_tokens(stage);
+      if (left > 0) {
+        copy_pieces<P::WEIGHT_BYTES / 16, P::THREADS>(stage + P::TOKEN_BYTES, weights, weight_pieces, thread());
+        copy_pieces<P::TOKEN_BYTES / 16, P::THREADS>(stage, tokens, token_pieces, thread());
+        weights += weight_slab, tokens += token_slab, left--;
+      }
       commit_copies();
     }
-    // Some weights come first: of a single tile the number of rows, and so what is to be copied of them, is not here
-    // yet.
     DEV void start(u32 shared) {
-      ROLLED for (int stage = 0; stage < FIRST; stage++) copy_weights(shared + stage * STAGE_BYTES);
-      ROLLED for (int stage = 0; stage < STAGES; stage++) {
-        const u32 at = shared + stage * STAGE_BYTES;
-        if (stage >= FIRST) copy_weights(at);
-        copy_tokens(at);
-        commit_copies();
-      }
+      ROLLED for (int stage = 0; stage < STAGES; stage++) copy(shared + stage * STAGE_BYTES);
+    }
+    // A lane's piece of the first four of its token in slab `k`, in this stage. A token by itself is all eight.
+    DEV u32 pieces(u32 stage, int k) const {
+      if (P::TOKEN_BYTES == 0) return row + k * ROW_BYTES + LANE / 8 * 16;
+      return stage + LANE % 8 * ROW_BYTES + (LANE / 8 ^ LANE % 8) * 16;
     }
   };
 
@@ -54,11 +45,11 @@ template <class P> struct Few {
     Mine mine;
     u32 a[P::IS_W16 ? 4 : 1][1][4], b[2][4];
 
-    DEV void load(u32 stage, const typename Mine::At& at) {
+    // `pieces`: of the lane's token.
+    DEV void load(u32 stage, u32 pieces, const typename Mine::At& at) {
       mine.load(stage + P::TOKEN_BYTES, at);
       if constexpr (P::IS_W16) UNROLL for (int k16 = 0; k16 < 4; k16++) mine.fragment(k16, a[k16]);
-      // A token's pieces 0 to 3 and 4 to 7.
-      const u32 pieces = stage + LANE % 8 * ROW_BYTES + (LANE / 8 ^ LANE % 8) * 16;
+      // Pieces 0 to 3 and 4 to 7.
       load_matrices(b[0], pieces);
       load_matrices(b[1], pieces ^ 64);
     }
@@ -76,20 +67,22 @@ template <class P> struct Few {
     }
   };
 
+  // Of those that share the stages.
+  static DEV int thread() { return P::TOKEN_BYTES == 0 ? LANE : TID; }
   static DEV void block_barrier() {
     if constexpr ((int)P::THREADS == WAVE) __syncwarp();
     else barrier();
   }
 
-  static DEV void multiply(int k_blocks, Source& source, float (&sum)[1][4]) {
+  // `warp`: of those that share the stages at `shared`.
+  static DEV void multiply(u32 shared, int warp, int k_blocks, Source& source, float (&sum)[1][4]) {
     static_assert(STAGE_BYTES % ROW_BYTES == 0, "the swizzle of a token's pieces is an exclusive or of addresses");
-    static_assert(STAGES >= FIRST, "the first weights have stages");
-    const u32 shared = shared_address(DYNAMIC_SHARED);
-    const typename Mine::At at = Mine::locate();
+    static_assert(STAGES >= 3, "a stage is loaded while others are on their way");
+    const typename Mine::At at = Mine::locate(warp);
     wait_copies<STAGES - 1>();
     block_barrier();
     Slab now, next;
-    now.load(shared, at);
+    now.load(shared, source.pieces(shared, 0), at);
     u32 stage = shared;
 #pragma unroll 2
     for (int k = 0; k < k_blocks; k++) {
@@ -97,7 +90,7 @@ template <class P> struct Few {
       block_barrier();
       source.copy(stage);                                  // all warps have loaded what was there
       stage = stage == shared + (STAGES - 1) * STAGE_BYTES ? shared : stage + STAGE_BYTES;
-      next.load(stage, at);                                // behind the last slab anything
+      next.load(stage, source.pieces(stage, k + 1), at);   // behind the last slab anything
       now.multiply(sum);
       now = next;
     }

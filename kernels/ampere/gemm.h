@@ -201,7 +201,8 @@ struct Gemm {
 
     DEV void multiply(const GemmArgs& a, Source& source) {
       clear(sum);
-      if constexpr (FEW) Few<Gemm>::multiply(a.k_blocks, source, sum);
+      if constexpr (FEW)
+        Few<Gemm>::multiply(shared_address(DYNAMIC_SHARED), TID / WAVE, a.k_blocks, source, sum);
       else if constexpr (OVERLAPS) multiply_ahead(a.k_blocks, source, shared_address(DYNAMIC_SHARED), Mine::locate());
       else multiply_in_turn(a, source);
     }
@@ -302,8 +303,8 @@ struct Gemm {
   static DEV void run(const GemmArgs& a) {
     let_successor_start();
     after_predecessor();
-    const Chunk c = find_work<N, ALL_UNITS, FEW>(a);
-    if (c.units == 0) return;
+    const Chunk c = find_work<N, ALL_UNITS>(a);
+    if (c.rows == 0) return;
     Source source(a, c);
     source.start(shared_address(DYNAMIC_SHARED));
     pick<WIDTH>(a, c, source);

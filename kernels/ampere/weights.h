@@ -14,8 +14,8 @@ template <int FORMAT, int UNITS> struct Units<Mxfp4, FORMAT, UNITS> {
   u32 scales[UNITS];
   struct At { u32 words, scales; };
 
-  static DEV At locate() {
-    const int unit = TID / WAVE * UNITS, block = unit / 4 * Mxfp4::UNIT_BYTES;
+  static DEV At locate(int warp = TID / WAVE) {
+    const int unit = warp * UNITS, block = unit / 4 * Mxfp4::UNIT_BYTES;
     return {(u32)(block + unit % 4 * 512 + LANE * 16), (u32)(block + Mxfp4::SCALES + unit % 4 * 32 + LANE / 4 * 4)};
   }
   DEV void load(u32 slab, const At& at) {
@@ -39,8 +39,8 @@ template <int FORMAT, int UNITS> struct Units<W16, FORMAT, UNITS> {
   u32 from;
   struct At { u32 row; };
 
-  static DEV At locate() {
-    return {(u32)(TID / WAVE * UNITS * W16::UNIT_BYTES + LANE % 16 * SLAB * 2 + (LANE / 16 ^ LANE % 8) * 16)};
+  static DEV At locate(int warp = TID / WAVE) {
+    return {(u32)(warp * UNITS * W16::UNIT_BYTES + LANE % 16 * SLAB * 2 + (LANE / 16 ^ LANE % 8) * 16)};
   }
   DEV void load(u32 slab, const At& at) { from = slab + at.row; }
   DEV void fragment(int k16, u32 (&a)[UNITS][4]) const {

@@ -38,12 +38,8 @@ template <int TILE> DEV Found find_group(const GemmArgs& a, int spans, int block
 
 // What this block computes: token rows of a group (none: nothing), and from which unit of 16 weight rows on, of which
 // the span has UNITS.
-template <int TILE, int UNITS, bool EARLY> DEV Chunk find_work(const GemmArgs& a) {
+template <int TILE, int UNITS> DEV Chunk find_work(const GemmArgs& a) {
   const int all = a.row_blocks * 4, spans = (all + UNITS - 1) / UNITS;
-  if (EARLY && !a.offsets && GRID == spans) {              // one tile, whose rows need not be here yet
-    const int unit = BID * UNITS;
-    return Chunk{0, 0, a.rows[0], unit, min((int)UNITS, all - unit)};
-  }
   const Found found = a.offsets ? find_group<TILE>(a, spans, BID) : Found{0, a.rows[0], 0, BID};
   const int tiles = (found.rows + TILE - 1) / TILE;
   if (found.block >= tiles * spans) return Chunk{0, 0, 0, 0, 0};

@@ -197,6 +197,12 @@ fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Cho
                 let is_plain = form.packed().is_none();
                 assert!(is_plain || unembeds == (found.candidates > 0), "{shape:?}");
                 note(chosen, found.launch);
+                if product == Product::Qkv
+                    && let Some(both) = target.norm_qkv(config, &shape)
+                {
+                    both.kernel.takes(config).unwrap();
+                    note(chosen, both);
+                }
                 if product == Product::Mlp1 && !is_plain {
                     let mlp1 = target.mlp1(&shape, rows, found.launch);
                     let gathered = matches!(mlp1, Mlp1Launch::Gathered(_));

@@ -22,7 +22,7 @@ use getp::backend::gpu::replica::GpuReplica;
 use getp::batch::{StepPlan, Want};
 use getp::checkpoint::{Checkpoint, TensorId};
 use getp::config::ModelConfig;
-use getp::model::forward;
+use getp::model::{Activations, forward, forward_layer};
 use getp::ops::Ops;
 use getp::options::{Options, Precision};
 use getp::replica::Replica;
@@ -222,6 +222,49 @@ fn few_rows() {
             walk.step(&sequences.plan(&[(sequence, &tokens)]), Want::Tokens);
         }
         walk.worst.print(&format!("few rows, experts {experts:?}"));
+    }
+}
+
+/// A single row's norm, product, rotation and storing give the same bits by one kernel as by several, and as often as
+/// they are launched.
+#[test]
+fn a_row_normed_by_its_product_has_the_same_bits() {
+    for experts in [[5, 1], [5, 3], [32, 4]] {
+        let config = shape([160, 96, 40], [64, 16, 2], experts, 128);
+        let checkpoint = model(&config, Dense::Bf16, Experts::Mxfp4);
+        let (mut replica, _) = replica(super::drivers().remove(0), &checkpoint, Precision::Fast, 1);
+        let mut rng = ChaCha8Rng::seed_from_u64(79);
+        let block = replica.kv_blocks().tokens;
+        let plan = Sequences::new(&mut rng, &config, block, &[1], 1).plan(&[(0, &[3])]);
+        // The second layer's stream, queries, and attention to what was stored.
+        let mut second = |apart: bool| {
+            let parts = replica.begin(&plan, Want::Tokens).unwrap();
+            let (ops, kv, weights) = (parts.ops, parts.kv, parts.weights);
+            let Activations { x, scratch } = parts.activations;
+            let x = ops.embed(&plan, weights.embedding.as_ref().unwrap(), x).unwrap();
+            let x = forward_layer(ops, &weights.layers[0], 0, &plan, x, scratch, kv).unwrap();
+            for buffer in [&mut scratch.t, &mut scratch.qkv, &mut scratch.attention] {
+                ops.spoil(buffer).unwrap();
+            }
+            ops.spoil_workspace().unwrap();
+            let w = &weights.layers[1];
+            let (mut x, mut t) = ops.norm(x, &w.attn_norm, &mut scratch.t).unwrap();
+            if apart {
+                t = ops.normed(t).unwrap().into();
+            }
+            let qkv = ops.qkv(t, &w.qkv, &w.qkv_bias, &mut scratch.qkv).unwrap();
+            let queries = ops.rope_store(&plan, 1, qkv, kv).unwrap();
+            let attended = ops.attention(&plan, queries, &w.sinks, kv, &mut scratch.attention);
+            let attended = ops.read(attended.unwrap(), 1, config.q_dim()).unwrap();
+            let stream = ops.read(&x.memory().x, 1, config.hidden_dim).unwrap();
+            let values = [stream, ops.queries(1).unwrap(), attended].concat();
+            assert!(values.iter().all(|value| value.is_finite()));
+            values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let apart = second(true);
+        for _ in 0..2 {
+            assert!(second(false) == apart, "{experts:?}");
+        }
     }
 }
 

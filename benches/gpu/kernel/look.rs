@@ -411,10 +411,11 @@ impl Step<'_> {
             return self.norm(x, &w.attn_norm, t);
         }
         let (x, t_attn) = self.ops.norm(x, &w.attn_norm, t)?;
+        let t_attn = self.ops.normed(t_attn)?;
         if ladder == Ladder::Qkv {
             return self.qkv(t_attn, w, qkv);
         }
-        let projected = self.ops.qkv(t_attn, &w.qkv, &w.qkv_bias, qkv)?;
+        let projected = self.ops.qkv(t_attn.into(), &w.qkv, &w.qkv_bias, qkv)?;
         let queries = self.ops.rope_store(self.plan, layer, projected, self.kv)?;
         if ladder.is_attention() {
             return self.attention(queries, &w.sinks, attention);
@@ -460,11 +461,15 @@ impl Step<'_> {
 
     fn norm(&mut self, mut x: Residual<'_>, weight: &Vector, t: &mut Buffer) -> Result<()> {
         let Some(check) = self.check.take() else {
-            return self.watch.time(self.ops, |ops| ops.norm(x, weight, t)).map(drop);
+            let run = |ops: &mut GpuOps| ops.norm(x, weight, t).and_then(|(_, t)| ops.normed(t).map(drop));
+            return self.watch.time(self.ops, run);
         };
         let expected = self.combined(x.memory())?;
         self.ops.spoil(t)?;
-        let (mut x, t) = self.watch.time(self.ops, |ops| ops.norm(x, weight, t))?;
+        let (mut x, t) = self.watch.time(self.ops, |ops| {
+            let (x, t) = ops.norm(x, weight, t)?;
+            Ok((x, ops.normed(t)?))
+        })?;
         let (h, layer) = (self.subject.config.hidden_dim, self.subject.layer());
         let weight = self.subject.vector(TensorId::AttnNorm { layer })?;
         let (stream, t) = (self.stream(x.memory())?, self.ops.read(t, self.rows(), h)?);
@@ -484,7 +489,9 @@ impl Step<'_> {
             self.ops.spoil_workspace()?;
             self.ops.fill_kv(self.kv, STALE)?;
         }
-        let projected = self.watch.time(self.ops, |ops| ops.qkv(t, &w.qkv, &w.qkv_bias, qkv))?;
+        let projected = self
+            .watch
+            .time(self.ops, |ops| ops.qkv(t.into(), &w.qkv, &w.qkv_bias, qkv))?;
         let seen = match check {
             Some(_) => self.ops.projected(&projected, rows)?,
             None => None,

@@ -498,6 +498,17 @@ shared! {
             store: RopeStoreArgs,
         }
 
+        /// norm_qkv: rmsnorm and qkv_store fused, for a single row.
+        #[derive(NoUninit)]
+        NormQkvArgs {
+            /// `input` of the product is unused
+            qkv: QkvStoreArgs,
+            /// `t` and `t32` are unused
+            norm: NormArgs,
+            /// how many blocks have read the row; 0 before and after each launch
+            arrived: *mut i32,
+        }
+
         /// A row's argmax as the device writes it.
         #[derive(Pod, Zeroable)]
         Greedy {

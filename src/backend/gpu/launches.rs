@@ -152,6 +152,15 @@ impl Target {
         }
     }
 
+    /// A norm that adds, the product behind it and [`Op::RopeStore`] in one kernel, where there is one for so many rows
+    /// and weights held so.
+    pub fn norm_qkv(&self, config: &ModelConfig, shape: &GemmShape) -> Option<Launch> {
+        let fits = |kernel: &&Kernel| kernel.elements == Some(shape.elements) && kernel.holds(shape.rows);
+        let kernel = self.of_model(Op::NormQkv, config).find(fits)?;
+        let fast = shape.form == MatrixForm::Heads && shape.terms == 1;
+        fast.then(|| Launch::new(kernel, self.spans(shape, kernel)))
+    }
+
     /// Rotates queries and keys, and stores them and values, where [`Op::QkvStore`] has not.
     pub fn rope_store(&self, rows: usize) -> Launch {
         self.blocks(Op::RopeStore, rows)

@@ -51,10 +51,11 @@ fn value(dimension: Dimension, config: &ModelConfig) -> usize {
 }
 
 impl Kernel {
-    /// Whether another kernel of the operation serves where this one, made for few or many rows, does not take the
-    /// model.
+    /// Whether another kernel of the operation, or one for each of its parts, serves where this one, made for few or
+    /// many rows, does not take the model.
     pub fn has_substitute(&self) -> bool {
-        !self.variant.is_empty() && matches!(self.op, Op::Norm | Op::NormRoute)
+        let varies = !self.variant.is_empty() && matches!(self.op, Op::Norm | Op::NormRoute);
+        varies || self.op == Op::NormQkv
     }
 
     /// Whether the kernel takes a model, or the first dimension that it does not.

@@ -15,7 +15,8 @@ mod values;
 pub use arguments::Sizes;
 pub use queue::Queue;
 pub use values::{
-    Buffer, Gated, Projected, Queries, Residual, ResidualMemory, Routed, Routes, SLACK_ROWS, Settled, slots, y_elements,
+    Buffer, Gated, Normed, Projected, Queries, Residual, ResidualMemory, Routed, Routes, SLACK_ROWS, Settled, slots,
+    y_elements,
 };
 
 use super::args::{
@@ -24,6 +25,7 @@ use super::args::{
 use super::catalogue::Op;
 use super::context::Context;
 use super::kv::KvCache;
+use super::launch::Launch;
 use super::layout::TypedPtr;
 use super::logits::LogitsAt;
 use super::shapes::{
@@ -40,7 +42,7 @@ use crate::profile::Operation;
 use arguments::Arguments;
 use costs::Costs;
 use std::sync::Arc;
-use values::{Multiplication, Rows, Sending};
+use values::{Multiplication, Norm, Rows, Sending};
 
 /// [`Ops`] on a GPU.
 pub struct GpuOps {
@@ -156,17 +158,37 @@ impl GpuOps {
         self.queue.operation(operation, cost, chosen.launch, args)
     }
 
-    /// Queues a norm of all rows or of those whose logits are wanted.
-    fn queue_norm(&mut self, x: &ResidualMemory, weight: &Vector, t: &Buffer, work: NormWork) -> Result<()> {
-        let args = self.args.norm(x, weight.values(), Some(t), &work);
+    /// A norm of all rows or of those whose logits are wanted.
+    fn prepare_norm(&self, x: &ResidualMemory, weight: &Vector, t: &Buffer, work: NormWork) -> Norm {
         let rows = if work.wanted_only {
             self.shape.logits_rows
         } else {
             self.shape.rows
         };
-        let launch = self.target.norm(&self.args.config, &self.args.numbers, &work, rows);
-        let cost = self.costs().norm(&work);
-        self.queue.operation(Operation::Norm, cost, launch, &args)
+        Norm {
+            launch: self.target.norm(&self.args.config, &self.args.numbers, &work, rows),
+            args: self.args.norm(x, weight.values(), Some(t), &work),
+            cost: self.costs().norm(&work),
+        }
+    }
+
+    fn queue_norm(&mut self, norm: &Norm) -> Result<()> {
+        self.queue
+            .operation(Operation::Norm, norm.cost, norm.launch, &norm.args)
+    }
+
+    /// Rows after attention's norm, by a kernel of its own where it is outstanding.
+    pub fn normed<'m>(&mut self, t: Normed<'m>) -> Result<&'m Buffer> {
+        if let Some(norm) = &t.outstanding {
+            self.queue_norm(norm)?;
+        }
+        Ok(t.t)
+    }
+
+    /// Norm and product in one kernel, where there is one for the step's rows and weights held so.
+    fn norm_qkv(&self, form: MatrixForm) -> Option<Launch> {
+        let shape = self.gemm_shape(Product::Qkv, form);
+        self.target.norm_qkv(&self.args.config, &shape)
     }
 
     /// [`Ops::route`] by kernels of their own for the norm and the router.
@@ -183,7 +205,7 @@ impl GpuOps {
             for_router: true,
             ..NormWork::default()
         };
-        self.queue_norm(memory, norm, t, for_router)?;
+        self.queue_norm(&self.prepare_norm(memory, norm, t, for_router))?;
         let args = self.args.route(w, bias, &memory.routes)?;
         let launch = self.target.route(self.shape.rows);
         let cost = self.costs().router_input() + self.costs().route(w);
@@ -253,7 +275,7 @@ impl Ops for GpuOps {
     type Residual<'x> = Residual<'x>;
     type Settled<'x> = Settled<'x>;
     type Routed<'x, 't> = Routed<'x>;
-    type Normed<'m> = &'m Buffer;
+    type Normed<'m> = Normed<'m>;
     type Projected<'m> = Projected<'m>;
     type Queries<'m> = Queries<'m>;
     type Attended<'m> = &'m Buffer;
@@ -285,21 +307,36 @@ impl Ops for GpuOps {
         x: Self::Residual<'x>,
         weight: &Vector,
         t: &'t mut Buffer,
-    ) -> Result<(Settled<'x>, &'t Buffer)> {
+    ) -> Result<(Settled<'x>, Normed<'t>)> {
         let Residual { memory, outstanding } = x;
         let work = NormWork {
             adds: outstanding,
             ..NormWork::default()
         };
-        self.queue_norm(memory, weight, t, work)?;
-        Ok((Settled { memory }, t))
+        let norm = self.prepare_norm(memory, weight, t, work);
+        let mut normed = Normed::from(&*t);
+        if outstanding && self.norm_qkv(MatrixForm::Heads).is_some() {
+            normed.outstanding = Some(norm);
+        } else {
+            self.queue_norm(&norm)?;
+        }
+        Ok((Settled { memory }, normed))
     }
 
-    fn qkv<'m>(&mut self, t: &'m Buffer, w: &Matrix, bias: &Vector, qkv: &'m mut Buffer) -> Result<Projected<'m>> {
+    fn qkv<'m>(&mut self, mut t: Normed<'m>, w: &Matrix, bias: &Vector, qkv: &'m mut Buffer) -> Result<Projected<'m>> {
         let chosen = self.choose(Product::Qkv, w)?;
-        let cost = self.costs().product(Product::Qkv, w, &chosen);
-        let launch = chosen.launch;
-        let stores = launch.kernel.op == Op::QkvStore;
+        let mut cost = self.costs().product(Product::Qkv, w, &chosen);
+        let mut launch = chosen.launch;
+        let mut norm = None;
+        if let Some(both) = self.norm_qkv(w.form)
+            && let Some(outstanding) = t.outstanding.take()
+        {
+            launch = both;
+            cost = cost + outstanding.cost;
+            norm = Some(outstanding.args);
+        }
+        let t = self.normed(t)?;
+        let stores = norm.is_some() || launch.kernel.op == Op::QkvStore;
         let paired = w.form == MatrixForm::Heads;
         let half = self.args.config.head_dim as i32 / 2;
         let args = GemmArgs {
@@ -312,6 +349,7 @@ impl Ops for GpuOps {
             Some(Multiplication {
                 launch,
                 args,
+                norm,
                 cost,
                 _input: t,
             })
@@ -348,12 +386,16 @@ impl Ops for GpuOps {
         if let Some(Multiplication {
             launch,
             args: product,
+            norm,
             cost,
             ..
         }) = outstanding
         {
-            self.queue
-                .operation(Operation::Qkv, cost, launch, &QkvStoreArgs { product, store })?;
+            let args = QkvStoreArgs { product, store };
+            match norm.map(|norm| self.args.norm_qkv(norm, args)) {
+                Some(args) => self.queue.operation(Operation::Qkv, cost, launch, &args)?,
+                None => self.queue.operation(Operation::Qkv, cost, launch, &args)?,
+            }
             return Ok(queries);
         }
         let launch = self.target.rope_store(self.shape.rows);
@@ -539,7 +581,7 @@ impl Ops for GpuOps {
             wanted_only: true,
             ..NormWork::default()
         };
-        self.queue_norm(x.memory, weight, t, work)?;
+        self.queue_norm(&self.prepare_norm(x.memory, weight, t, work))?;
         Ok(t)
     }
 

@@ -162,7 +162,8 @@ impl Step<'_> {
     fn norm<'x>(&mut self, mut x: Residual<'x>, weight: &DeviceBuffer<f32>, host: &[f32]) -> Settled<'x> {
         let combined = self.combined(&self.x(x.memory()));
         self.ops.spoil(&mut self.scratch.t).unwrap();
-        let (mut x, _) = self.ops.norm(x, weight, &mut self.scratch.t).unwrap();
+        let (mut x, t) = self.ops.norm(x, weight, &mut self.scratch.t).unwrap();
+        self.ops.normed(t).unwrap();
         self.settled(x.memory(), &combined);
         self.check_norm(&combined, host);
         x
@@ -234,7 +235,12 @@ impl Step<'_> {
         self.ops.spoil(&mut self.scratch.attention).unwrap();
         let projected = self
             .ops
-            .qkv(&self.scratch.t, &device.qkv, &device.qkv_bias, &mut self.scratch.qkv)
+            .qkv(
+                (&self.scratch.t).into(),
+                &device.qkv,
+                &device.qkv_bias,
+                &mut self.scratch.qkv,
+            )
             .unwrap();
         // Where one kernel multiplies and stores, the product is not seen: its bound is added to what is stored.
         if let Some(values) = self.ops.projected(&projected, rows).unwrap() {

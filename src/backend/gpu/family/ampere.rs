@@ -106,6 +106,7 @@ mod tests {
     use crate::backend::gpu::launch::Launch;
     use crate::backend::gpu::shapes::MatrixForm;
     use crate::backend::gpu::target::Target;
+    use crate::config::ModelConfig;
 
     /// An A100.
     const TARGET: Target = Target {
@@ -158,6 +159,19 @@ mod tests {
                 "1024 unembed_greedy_w16_f16x1_n128 12568",
             ]
         );
+    }
+
+    /// A single row is normed by the product of queries, keys and values.
+    #[test]
+    fn a_row_is_normed_by_its_product() {
+        let norm_qkv = |rows, form| {
+            let shape = GemmShape::of_20b(Product::Qkv, rows, Elements::F16, 1, BLOCK_ROWS);
+            let launch = TARGET.norm_qkv(&ModelConfig::preset_20b(), &GemmShape { form, ..shape });
+            launch.map(|launch| (launch.kernel.name(), launch.blocks))
+        };
+        assert_eq!(norm_qkv(1, MatrixForm::Heads), Some(("norm_qkv_f16".to_owned(), 107)));
+        assert_eq!(norm_qkv(2, MatrixForm::Heads), None);
+        assert_eq!(norm_qkv(1, MatrixForm::W16), None);
     }
 
     /// Multiprocessors have work to the end: so many of them in all rounds of a layer's own matrices with many rows.

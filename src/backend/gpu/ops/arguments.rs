@@ -2,8 +2,8 @@
 
 use super::values::{Buffer, Queries, ResidualMemory, Routes, Rows, y_elements};
 use crate::backend::gpu::args::{
-    ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GatherArgs, GemmArgs, Greedy, NormArgs, PARTIAL_FLOATS,
-    RopeStoreArgs, RouteArgs, SLAB, ScoreArgs, SortArgs, Step, StepHeader,
+    ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GatherArgs, GemmArgs, Greedy, NormArgs, NormQkvArgs,
+    PARTIAL_FLOATS, QkvStoreArgs, RopeStoreArgs, RouteArgs, SLAB, ScoreArgs, SortArgs, Step, StepHeader,
 };
 use crate::backend::gpu::context::Context;
 use crate::backend::gpu::kv::KvCache;
@@ -43,6 +43,7 @@ pub struct Workspace {
     cos: DeviceBuffer<f32>,
     sin: DeviceBuffer<f32>,
     partials: DeviceBuffer<f32>,
+    /// Counters, zeros between kernels.
     arrived: DeviceBuffer<i32>,
     /// `[candidates][max_logits_rows]`
     best: DeviceBuffer<f32>,
@@ -239,6 +240,15 @@ impl Arguments {
             windowed: i32::from(c.is_windowed(layer)),
             paired: i32::from(paired),
             reserved: 0,
+        }
+    }
+
+    /// Of a row whose norm is outstanding.
+    pub fn norm_qkv(&self, norm: NormArgs, qkv: QkvStoreArgs) -> NormQkvArgs {
+        NormQkvArgs {
+            qkv,
+            norm,
+            arrived: self.workspace.arrived.values(),
         }
     }
 

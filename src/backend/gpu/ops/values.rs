@@ -1,6 +1,6 @@
 //! The values of a step: what each operation leaves in device memory, and in which form the next one takes it.
 
-use crate::backend::gpu::args::{ExpertCut, GROUP_ALIGN, GemmArgs, SLAB};
+use crate::backend::gpu::args::{ExpertCut, GROUP_ALIGN, GemmArgs, NormArgs, SLAB};
 use crate::backend::gpu::catalogue::Elements;
 use crate::backend::gpu::context::Context;
 use crate::backend::gpu::driver::DevicePtr;
@@ -151,6 +151,26 @@ pub(super) enum Sending {
     Outstanding(Rows),
 }
 
+/// Rows after attention's norm.
+pub struct Normed<'m> {
+    pub(super) t: &'m Buffer,
+    /// The norm, if the kernel that multiplies may do it, too.
+    pub(super) outstanding: Option<Norm>,
+}
+
+impl<'m> From<&'m Buffer> for Normed<'m> {
+    fn from(t: &'m Buffer) -> Self {
+        Self { t, outstanding: None }
+    }
+}
+
+/// A norm that is not queued yet.
+pub(super) struct Norm {
+    pub(super) launch: Launch,
+    pub(super) args: NormArgs,
+    pub(super) cost: Cost,
+}
+
 /// Queries, keys and values before their rotation.
 pub struct Projected<'m> {
     pub(super) qkv: &'m Buffer,
@@ -164,6 +184,8 @@ pub struct Projected<'m> {
 pub(super) struct Multiplication<'m> {
     pub(super) launch: Launch,
     pub(super) args: GemmArgs,
+    /// That of its input, if the kernel also norms.
+    pub(super) norm: Option<NormArgs>,
     pub(super) cost: Cost,
     /// As long as it is borrowed it is not overwritten.
     pub(super) _input: &'m Buffer,
