@@ -69,7 +69,7 @@ pub struct LogitsRow {
     /// Whether the log-probability of the next token is wanted.
     pub score: Option<RowScore>,
     /// The random number with which the host samples again if a grammar forbids the token; `None` without a grammar.
-    pub again: Option<f32>,
+    pub second_coin: Option<f32>,
 }
 
 /// The most of a row's most probable tokens that can be asked for: as many as `top_logprobs` of OpenAI's API.
@@ -87,7 +87,7 @@ pub struct RowScore {
 impl LogitsRow {
     /// Whether the host may have to sample the next token, if the replica does not sample itself.
     pub fn is_for_host(&self) -> bool {
-        self.is_drawn() || self.sample && self.again.is_some()
+        self.is_drawn() || self.sample && self.second_coin.is_some()
     }
 
     /// Whether the next token is sampled with a random number.
@@ -152,7 +152,7 @@ impl StepPlan {
 
     /// Whether a grammar may forbid the token of any row.
     pub fn has_grammars(&self) -> bool {
-        self.logits.iter().any(|row| row.sample && row.again.is_some())
+        self.logits.iter().any(|row| row.sample && row.second_coin.is_some())
     }
 
     /// Whether log-probabilities are wanted of any row.

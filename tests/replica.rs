@@ -187,7 +187,7 @@ fn ids_beyond_those_that_may_be_sampled_are_no_argmax() {
             sample: true,
             draw: Draw::GREEDY,
             score: None,
-            again: None,
+            second_coin: None,
         });
         let whole = StepPlan {
             logits: logits.collect(),

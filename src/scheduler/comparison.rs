@@ -2,6 +2,7 @@
 
 use super::ends::Ends;
 use super::*;
+use crate::batch::LogitsRow;
 use crate::request::EndTokens;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -42,7 +43,7 @@ fn room(blocks: usize, sequences: usize) -> Limits {
 }
 
 /// What a run has taken.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Taken {
     steps: usize,
     /// Rows computed, and how many of them again.
@@ -50,15 +51,12 @@ struct Taken {
     again: u64,
 }
 
+/// Answers the jobs.
 fn run(limits: &Limits, jobs: &[Job], learns: bool) -> Taken {
     let mut scheduler = Scheduler::new(limits.clone()).unwrap();
     let (mut under_way, mut spare, mut finished) = (VecDeque::new(), Vec::new(), Vec::new());
     let mut next = 0;
-    let mut taken = Taken {
-        steps: 0,
-        rows: 0,
-        again: 0,
-    };
+    let mut taken = Taken::default();
     loop {
         while under_way.len() < limits.depth {
             scheduler.look_ahead(jobs[next..].iter().map(|job| Ahead {
@@ -109,10 +107,10 @@ fn run(limits: &Limits, jobs: &[Job], learns: bool) -> Taken {
 fn percent(limits: &Limits, jobs: &[Job]) -> (f64, f64) {
     let [without, with] = [false, true].map(|learns| run(limits, jobs, learns));
     assert_eq!(without.again, 0, "nobody is preempted where nothing is learned");
-    let percent = |part: usize, all: usize| 100.0 * part as f64 / all as f64;
+    let percent = |part: u64, all: usize| 100.0 * part as f64 / all as f64;
     (
-        percent(with.steps, without.steps),
-        percent(with.again as usize, with.rows),
+        percent(with.steps as u64, without.steps),
+        percent(with.again, with.rows),
     )
 }
 

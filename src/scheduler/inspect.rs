@@ -1,8 +1,16 @@
 //! What tests ask of the scheduler.
 
-use super::Scheduler;
+use super::{BlockCounts, Scheduler};
 
 impl Scheduler {
+    /// Blocks of the KV cache that no sequence holds.
+    pub fn free_blocks(&self) -> BlockCounts {
+        BlockCounts {
+            full: self.cache.full.free(),
+            window: self.cache.window.free(),
+        }
+    }
+
     /// Whether a slot's sequence cannot be planned before it gets a block of the full layers.
     pub fn waits_for_block(&self, slot: usize) -> bool {
         let sequence = self.slots.get(slot).and_then(Option::as_ref);

@@ -8,10 +8,9 @@
 //!    oldest does. A block that would break this is not lent.
 //! 2. *Where blocks are scarce, many end soon.* Free blocks are kept for the oldest quarter of the sequences, up to all
 //!    that these may ask for. If younger ones got them, nearly all would stop one block short of their end, and a few
-//!    at a time would end. Where starts are spread (`spread.rs`) and there is enough for all that run, none are kept:
-//!    they would be missing for the plan.
-//!
-//!    None are kept either where more run than would if none ended early: there the fourth rule is better.
+//!    at a time would end. There are two exceptions. Where starts are spread (`spread.rs`) and there is enough for all
+//!    that run, none are kept: the timetable counts on them. And none are kept where more run than would if none ended
+//!    early: there the fourth rule is better.
 //! 3. *A sequence starts if, as all grow, there are nearly enough blocks at any time.* In the forecast no answer ends
 //!    early, and all grow at the same pace. A sequence's blocks are free from its end on, so sequences that started at
 //!    different times have room where as many of the same age would not. An eighth more than there are may be asked
@@ -150,11 +149,9 @@ impl Lending {
         })
     }
 
-    /// Learns from the answers that have ended, and from the lengths of those that run; `false` if none has ended
-    /// early.
-    pub(super) fn learn(&mut self, running: impl Iterator<Item = usize>) -> bool {
+    /// Learns from the answers that have ended, and from the lengths of those that run.
+    pub(super) fn learn(&mut self, running: impl Iterator<Item = usize>) {
         self.learned = self.ends.learn(running);
-        self.learned
     }
 
     /// Begins to count anew. The oldest sequences may still ask for `kept` blocks.
@@ -345,7 +342,8 @@ mod tests {
         let most = |early: usize| {
             let mut lending = Lending::new(1000, 999).unwrap();
             (0..400).for_each(|place| lending.ends.leave(if place < early { 1 } else { 9 }, place < early));
-            assert_eq!(lending.learn(iter::empty()), early > 0);
+            lending.learn(iter::empty());
+            assert_eq!(lending.has_learned(), early > 0);
             let mut started = 0;
             while lending.may_start(1, starting(1, 10)) {
                 lending.start(1, starting(1, 10));

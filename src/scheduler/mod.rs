@@ -40,12 +40,15 @@ mod blocks;
 #[cfg(test)]
 mod comparison;
 mod ends;
+mod growing;
 mod inspect;
 mod kv_cache;
 mod lending;
 mod limits;
+mod planning;
 mod sequence;
 mod spread;
+mod starting;
 
 pub use blocks::BlockCounts;
 pub use kv_cache::Holdings;
@@ -53,17 +56,15 @@ pub use limits::{FULL_TABLES, Limits, steps_at_once};
 pub use sequence::Tables;
 pub use spread::Ahead;
 
-use crate::batch::{Chunk, LogitsRow, StepPlan};
+use crate::batch::StepPlan;
 use crate::error::{Error, Result};
 use crate::grammar::Matcher;
 use crate::memory::{self, Purpose};
 use crate::request::{Answer, Request, Sampled, Sampling};
-use kv_cache::CachedBeginning;
-use lending::{Growing, Lending, oldest};
+use lending::Lending;
 use sequence::{RESERVED_TOKENS, Sequence};
 use spread::{Pace, Room};
 use std::collections::VecDeque;
-use std::ops::Range;
 
 /// The matcher of a request's grammar, behind the tokens of its answer that are part of its prompt.
 fn matcher(request: &Request) -> Option<Box<dyn Matcher>> {
@@ -273,7 +274,7 @@ impl Scheduler {
             sequences: windows.unwrap_or(usize::MAX).min(self.limits.max_batch),
             chunk_tokens: self.limits.chunk_tokens,
         };
-        self.pace.plan(&ahead, room);
+        self.pace.make(&ahead, room);
     }
 
     /// Sets [`Limits::plans_ahead`] for the next plans.
@@ -341,7 +342,7 @@ impl Scheduler {
                 sequence.planned = chunk.first_position + chunk.rows;
                 sequence.last_step = self.steps;
                 sequence.on_device = self.limits.plans_ahead;
-                self.recomputed += sequence.rows_again(chunk.first_position) as u64;
+                self.recomputed += sequence.rows_recomputed(chunk.first_position) as u64;
                 self.cache.write_prompt(sequence, chunk.first_position);
                 let ends_prompt = chunk.first_position < sequence.n_prompt() && sequence.is_decoding();
                 if ends_prompt {
@@ -478,325 +479,11 @@ impl Scheduler {
         self.waiting.len()
     }
 
-    /// Blocks of the KV cache that no sequence holds.
-    pub fn free_blocks(&self) -> BlockCounts {
-        BlockCounts {
-            full: self.cache.full.free(),
-            window: self.cache.window.free(),
-        }
-    }
-
-    /// Starts waiting sequences while there is room. The first one that does not fit holds up those after it: otherwise
-    /// a long one might wait for ever.
-    fn admit(&mut self) {
-        while let Some(first) = self.waiting.front() {
-            let (n_prompt, max_positions) = (first.n_prompt(), first.max_positions());
-            let most = self.limits.beginning(n_prompt, first.scores_prompt());
-            let found = self.cache.find(&first.tokens, most);
-            if !self.fits(n_prompt, max_positions, found) {
-                return;
-            }
-            let (Some(sequence), Some(slot)) = (self.waiting.pop_front(), self.free_slots.pop()) else {
-                return;
-            };
-            self.start(sequence, slot, found);
-        }
-    }
-
-    /// Whether a slot is free, such a sequence may have its first blocks behind the beginning that was found for it,
-    /// and it is its time.
-    fn fits(&mut self, n_prompt: usize, max_positions: usize, found: CachedBeginning) -> bool {
-        if !self.running.is_empty() && !self.pace.may_start(self.steps, self.limits.turns()) {
-            return false;
-        }
-        let need = self.limits.need(n_prompt, max_positions);
-        if self.free_slots.is_empty() || need.window > self.window_free {
-            return false;
-        }
-        let held = self.limits.need(n_prompt, n_prompt).full;
-        if found.held == 0 {
-            return self.lending.may_start(held, Growing::starting(held, need.full));
-        }
-        // What others hold of the beginning is free only when this one has ended, too.
-        self.share(found.held, true);
-        self.count_anew();
-        let others: usize = self.in_order().map(|(_, sequence)| sequence.elsewhere).sum();
-        let fits = others <= (FULL_TABLES - 1) * self.limits.full_blocks
-            && !self.lending.is_stuck()
-            && self
-                .lending
-                .may_start(held - found.held, Growing::starting(held, need.full));
-        self.share(found.held, false);
-        self.stale = true;
-        fits
-    }
-
-    /// Starts a sequence that fits, behind the beginning found for it.
-    fn start(&mut self, mut sequence: Sequence, slot: usize, found: CachedBeginning) {
-        let ring = self.limits.need(sequence.n_prompt(), sequence.max_positions()).window;
-        let held = sequence.first_full;
-        if found.held > 0 {
-            self.share(found.held, true);
-            self.count_anew();
-        }
-        self.lending
-            .start(held - found.held, Growing::starting(held, sequence.most_full));
-        self.pace.start(self.steps);
-        self.window_free -= ring;
-        self.cache.start(&mut sequence, held, ring);
-        if sequence.awaits_beginning {
-            self.awaiting += 1;
-        } else {
-            self.shared_tokens += sequence.newly_shared() as u64;
-        }
-        self.slots[slot] = Some(sequence);
-        self.running.push(slot);
-    }
-
-    /// Notes for those that hold the first `held` nodes found last that a younger sequence holds them, too, or that it
-    /// does not, after all.
-    fn share(&mut self, held: usize, does: bool) {
-        let nodes = &self.cache.found()[..held];
-        for_youngest_holders(&mut self.slots, &self.running, nodes, 0, |elsewhere, more| {
-            *elsewhere = if does { *elsewhere + more } else { *elsewhere - more };
-        });
-    }
-
-    /// Takes its blocks from a sequence, which waits again.
-    fn preempt(&mut self, slot: usize) {
-        // What it waits for it has not computed.
-        if let Some(sequence) = &mut self.slots[slot]
-            && !sequence.awaits_beginning
-        {
-            sequence.preempt();
-        }
-        self.take_back(slot);
-    }
-
-    /// Puts a sequence back to where it came from.
-    fn take_back(&mut self, slot: usize) {
-        let Some(mut sequence) = self.release(slot) else {
-            return;
-        };
-        self.pace.take_back();
-        sequence.take_back();
-        self.waiting.push_front(sequence);
-    }
-
-    /// Gives those that wait for their beginning what they attend to of it, where it has been computed.
-    fn hand_over(&mut self) {
-        for place in (0..self.running.len()).rev() {
-            let slot = self.running[place];
-            let Some(sequence) = &mut self.slots[slot] else {
-                continue;
-            };
-            if sequence.awaits_beginning && self.cache.is_computed(sequence) {
-                if self.cache.hand_over(sequence) {
-                    self.awaiting -= 1;
-                    self.shared_tokens += sequence.newly_shared() as u64;
-                } else {
-                    self.take_back(slot);
-                }
-            }
-        }
-    }
-
-    /// Gives running sequences the blocks that they lack, as far as they may have them.
-    fn lend(&mut self) {
-        if !std::mem::take(&mut self.stale) {
-            return;
-        }
-        let running = self.running.iter().filter_map(|&slot| self.slots[slot].as_ref());
-        self.lending.learn(running.map(Sequence::length));
-        self.lend_blocks();
-        while self.lacking > 0
-            && let Some(&youngest) = self.running.last()
-            && let Some(sequence) = &self.slots[youngest]
-            && self.lending.preempts(self.missed, sequence.fed())
-        {
-            self.missed = 0;
-            self.preempt(youngest);
-            self.lend_blocks();
-        }
-        self.stale = false;
-    }
-
-    fn lend_blocks(&mut self) {
-        let (old, kept) = self.kept();
-        self.lending.recount(self.cache.full.free(), kept);
-        self.lacking = 0;
-        for (place, &slot) in self.running.iter().enumerate() {
-            let Some(sequence) = &mut self.slots[slot] else {
-                continue;
-            };
-            if sequence.lacks_block(self.limits.block_tokens) {
-                if self.lending.lend(place < old) {
-                    let block = self.cache.lend_full();
-                    sequence.full.push(block);
-                } else {
-                    self.lacking += 1;
-                }
-            }
-            self.lending.count(sequence.growing());
-        }
-        debug_assert!(!self.lending.is_stuck(), "a sequence could wait for ever");
-    }
-
-    /// Counts the running sequences as they are.
-    fn count_anew(&mut self) {
-        let (_, kept) = self.kept();
-        self.recount(kept);
-    }
-
-    fn recount(&mut self, kept: usize) {
-        self.lending.recount(self.cache.full.free(), kept);
-        for sequence in self.running.iter().filter_map(|&slot| self.slots[slot].as_ref()) {
-            self.lending.count(sequence.growing());
-        }
-    }
-
-    /// For how many of the oldest sequences blocks are kept, and how many.
-    fn kept(&mut self) -> (usize, usize) {
-        let (learned, old) = (self.lending.has_learned(), oldest(self.running.len()));
-        if learned || self.pace.is_kept() {
-            self.recount(0);
-        }
-        if self.lending.is_crowded() || self.pace.is_kept() && self.lending.suffices() {
-            return (old, 0);
-        }
-        let running = self.running[..old].iter();
-        let running = running.filter_map(|&slot| self.slots[slot].as_ref());
-        (old, running.map(Sequence::may_ask_for).sum())
-    }
-
-    /// One row for each decoding sequence that was in no step after `last_step`, at most the step's share of them.
-    fn plan_decoding(&self, plan: &mut StepPlan, last_step: u64) {
-        let its_turn = self.ready().filter(|(_, sequence)| sequence.last_step <= last_step);
-        for (slot, sequence) in its_turn.take(self.limits.share(self.decoding().count())) {
-            self.plan_chunk(plan, slot, sequence, 1);
-        }
-        plan.decode_chunks = plan.chunks.len();
-    }
-
-    /// Sequences in steps behind this one are computed at the same time as the step planned next.
-    fn last_step_of_turn(&self) -> u64 {
-        if self.limits.plans_ahead {
-            (self.steps + 1).saturating_sub(self.limits.turns() as u64)
-        } else {
-            self.steps
-        }
-    }
-
-    /// Decoding sequences that have the block of their next position.
-    fn decoding(&self) -> impl Iterator<Item = (usize, &Sequence)> {
-        let has_block = |sequence: &Sequence| !sequence.lacks_block(self.limits.block_tokens);
-        self.in_order()
-            .filter(move |(_, sequence)| sequence.is_decoding() && has_block(sequence))
-    }
-
-    /// Decoding sequences that may be planned.
-    fn ready(&self) -> impl Iterator<Item = (usize, &Sequence)> {
-        self.decoding().filter(|(_, sequence)| self.is_ready(sequence))
-    }
-
-    /// Whether a decoding sequence may be planned.
-    fn is_ready(&self, sequence: &Sequence) -> bool {
-        sequence.has_next()
-            && (self.limits.plans_ahead && sequence.on_device || !sequence.awaits_token())
-            && !self.awaits_ring(sequence)
-    }
-
-    /// Whether the next row of a decoding sequence takes a block out of its ring that a row in flight may still need,
-    /// if that is computed again because its token was wrong: then those in flight come first.
-    fn awaits_ring(&self, sequence: &Sequence) -> bool {
-        let next = sequence.planned;
-        next.is_multiple_of(self.limits.block_tokens)
-            && next > sequence.position.max(sequence.n_prompt())
-            && self.cache.renews(sequence, next / self.limits.block_tokens)
-    }
-
-    /// Adds chunks of prompts, in order, while the step has room. With a prompt's last row a sequence begins to decode:
-    /// if the step's share of decoding sequences is used up, that chunk waits for the next step.
-    fn plan_prefill(&self, plan: &mut StepPlan) {
-        let mut turns_left = self.limits.share(self.running.len()) - plan.decode_chunks;
-        let in_prompt = |sequence: &Sequence| !sequence.is_decoding() && !sequence.awaits_beginning;
-        for (slot, sequence) in self.in_order().filter(|(_, sequence)| in_prompt(sequence)) {
-            let rows = self.chunk_rows(plan, sequence);
-            if rows == 0 {
-                return;
-            }
-            if rows == sequence.prompt_left() {
-                if turns_left == 0 {
-                    continue;
-                }
-                turns_left -= 1;
-            }
-            self.plan_chunk(plan, slot, sequence, rows);
-        }
-    }
-
     /// Running sequences with their handles, oldest first.
     fn in_order(&self) -> impl Iterator<Item = (usize, &Sequence)> {
         self.running
             .iter()
             .filter_map(|&slot| Some((slot, self.slots[slot].as_ref()?)))
-    }
-
-    /// Prompt rows that fit the rest of the step. The oldest prompt always has a logits row left, as there are at least
-    /// as many as sequences take their turn together, and each decoding one takes one.
-    fn chunk_rows(&self, plan: &StepPlan, sequence: &Sequence) -> usize {
-        let limits = &self.limits;
-        let rows = sequence
-            .prompt_left()
-            .min(limits.chunk_tokens)
-            .min(limits.step_tokens - plan.rows());
-        let logits_rows = limits.max_logits_rows - plan.logits.len();
-        if limits.record_all || sequence.scores_prompt() {
-            rows.min(logits_rows)
-        } else if logits_rows == 0 && rows == sequence.prompt_left() {
-            rows - 1
-        } else {
-            rows
-        }
-    }
-
-    /// Adds the next `rows` tokens of a sequence.
-    fn plan_chunk(&self, plan: &mut StepPlan, slot: usize, sequence: &Sequence, rows: usize) {
-        let first_row = plan.rows();
-        let positions = sequence.planned..sequence.planned + rows;
-        let on_device = -1 - slot as i32;
-        let tokens = positions.clone().map(|position| sequence.tokens.get(position));
-        plan.tokens
-            .extend(tokens.map(|token| token.map_or(on_device, |token| token.cast_signed())));
-        plan.positions.extend(positions.clone().map(|position| position as u32));
-        for (row, position) in (first_row..).zip(positions.clone()) {
-            let sample = sequence.samples_at(position);
-            let score = sequence.score(position);
-            let is_wanted = sample || score.is_some() || self.limits.record_all;
-            if is_wanted && !sequence.is_again(position) {
-                plan.logits.push(LogitsRow {
-                    row,
-                    slot,
-                    position,
-                    sample,
-                    draw: sequence.draw(position),
-                    score,
-                    again: sequence.again(position),
-                });
-            }
-        }
-        let full_blocks = positions
-            .end
-            .div_ceil(self.limits.block_tokens)
-            .min(sequence.full.len());
-        plan.chunks.push(Chunk {
-            slot,
-            first_row,
-            rows,
-            first_position: positions.start,
-            full: append(&mut plan.tables, &sequence.full[..full_blocks]),
-            window: append(&mut plan.tables, &sequence.window),
-        });
     }
 
     /// Refuses, before anything has changed, tokens that are not of the oldest step in flight.
@@ -910,11 +597,4 @@ fn for_youngest_holders(
             covered += more;
         }
     }
-}
-
-/// Appends a sequence's blocks to the tables; returns their range.
-fn append(tables: &mut Vec<u32>, blocks: &[u32]) -> Range<usize> {
-    let start = tables.len();
-    tables.extend_from_slice(blocks);
-    start..tables.len()
 }

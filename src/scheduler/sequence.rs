@@ -44,9 +44,9 @@ pub(super) struct Sequence {
     pub(super) on_device: bool,
     /// How many of the oldest steps in flight have a row of this sequence that is discarded.
     pub(super) wrong_steps: usize,
-    /// The first positions, whose rows were committed before it was preempted. They are computed again for their keys
-    /// and values alone.
-    again: usize,
+    /// The first so many rows were committed before it was preempted. They are computed again for their keys and values
+    /// alone.
+    recomputed: usize,
     /// Block table of the full layers, with room for all it may have; empty while waiting.
     pub(super) full: Vec<u32>,
     /// How many blocks that table begins with, and the most that it can have.
@@ -80,7 +80,7 @@ impl Sequence {
             last_step: 0,
             on_device: false,
             wrong_steps: 0,
-            again: 0,
+            recomputed: 0,
             full: tables.full,
             first_full: tables.first_full,
             most_full: tables.most_full,
@@ -165,23 +165,23 @@ impl Sequence {
     }
 
     /// Whether the row at `position` was committed before.
-    pub(super) fn is_again(&self, position: usize) -> bool {
-        position < self.again
+    pub(super) fn is_recomputed(&self, position: usize) -> bool {
+        position < self.recomputed
     }
 
     /// How many of its rows from `position` to the next one to plan were committed before.
-    pub(super) fn rows_again(&self, position: usize) -> usize {
-        self.again.min(self.planned).saturating_sub(position)
+    pub(super) fn rows_recomputed(&self, position: usize) -> usize {
+        self.recomputed.min(self.planned).saturating_sub(position)
     }
 
     /// The tokens of its prompt that it does not compute, and did not when it started before.
     pub(super) fn newly_shared(&self) -> usize {
-        self.position.saturating_sub(self.again)
+        self.position.saturating_sub(self.recomputed)
     }
 
     /// Its committed rows will be computed again.
     pub(super) fn preempt(&mut self) {
-        self.again = self.again.max(self.position);
+        self.recomputed = self.recomputed.max(self.position);
     }
 
     /// It waits again, with the tokens that it has.
@@ -237,7 +237,7 @@ impl Sequence {
     }
 
     /// The random number with which it is sampled again if a grammar forbids it; `None` without a grammar.
-    pub(super) fn again(&self, position: usize) -> Option<f32> {
+    pub(super) fn second_coin(&self, position: usize) -> Option<f32> {
         self.request.grammar.as_ref()?;
         let state = state_after(self.rng_state, self.ahead(position));
         Some(coin(request_seed(state, 1), 0))

@@ -2,32 +2,32 @@
 //!
 //! A sequence holds little while it is young and most at its end. Sequences that start together need their last block
 //! together, and until then half of the KV cache is empty on average; of sequences of all ages nearly twice as many
-//! have room. So starts are spread, by a plan made ahead from what is known then: the lengths of the prompts, the
+//! have room. So starts are spread, by a timetable made ahead from what is known then: the lengths of the prompts, the
 //! limits, and how many wait.
 //!
-//! *The best plan is that of the fewest steps, whatever a step costs*, if its time is a fixed part and parts in
-//! proportion to its rows, the keys that these read and its prompt tokens. All plans feed the same tokens at the same
-//! positions, so only the fixed part differs. Hence nothing is measured. Where more rows cost less than in
-//! proportion, uneven steps are cheaper yet, and a plan gains more than its steps say.
+//! *The best timetable is that of the fewest steps, whatever a step costs*, if its time is a fixed part and parts in
+//! proportion to its rows, the keys that these read and its prompt tokens. All timetables feed the same tokens at the
+//! same positions, so only the fixed part differs. Hence nothing is measured. Where more rows cost less than in
+//! proportion, uneven steps are cheaper yet, and a timetable gains more than its steps say.
 //!
 //! *Few steps are found from the end.* In forward order a sequence that fits now may have no room later. Backward it
 //! holds its most at once and ever less after that: it fits where there is room for its most, and the cache is full
 //! nearly all of the time. So from the last request to the first each starts as late as it can. What comes of it, for
 //! requests alike: an even pace, then a thinner one, then as many together as have room at their longest, and nothing
 //! is left behind them. Then, from the first to the last, each starts as early as these places allow, so that a long
-//! answer among short ones is not left to the end. Nobody waits for a block in a plan.
+//! answer among short ones is not left to the end. Nobody waits for a block in a timetable.
 //!
-//! *A plan is kept only if it pays*: if the rules of `lending.rs` alone take a twentieth more rounds. Where all have
-//! room, or lengths are mixed well, they do not.
+//! *A timetable is kept only if it pays*: if the rules of `lending.rs` alone take a twentieth more rounds. Where all
+//! have room, or lengths are mixed well, they do not.
 //!
-//! A plan delays starts and no more: who may start and who gets blocks is decided by these rules as before.
+//! A timetable delays starts and no more: who may start and who gets blocks is decided by these rules as before.
 
 use super::lending::{Growing, Lending, oldest};
 use crate::error::Result;
 use crate::kv_blocks::blocks_for;
 use crate::memory::{self, Purpose};
 
-/// The longest sequence has so many rounds in a plan: fine enough for the shape of its growth, and a plan for
+/// The longest sequence has so many rounds in a timetable: fine enough for the shape of its growth, and one for
 /// thousands of requests takes milliseconds.
 const ROUNDS: usize = 64;
 
@@ -77,7 +77,7 @@ impl Room {
     }
 }
 
-/// The rounds of a plan, and who is there in each.
+/// The rounds of a timetable, and who is there in each.
 struct Rounds {
     room: Room,
     /// Steps in a round.
@@ -228,7 +228,7 @@ fn rounds_taken(
 
 /// How many steps after the one before it each of these requests is to start; `None` if starts need not be spread, or
 /// if one could not even run alone. It is made where nothing runs.
-fn plan(ahead: &[Ahead], room: Room) -> Result<Option<Vec<usize>>> {
+fn timetable(ahead: &[Ahead], room: Room) -> Result<Option<Vec<usize>>> {
     let longest = ahead.iter().map(|&request| room.steps(request)).max();
     let fits = |request: &Ahead| blocks_for(room.block_tokens, request.max_positions) <= room.blocks;
     let Some(longest) = longest.filter(|_| room.sequences > 0 && ahead.iter().all(fits)) else {
@@ -242,7 +242,7 @@ fn plan(ahead: &[Ahead], room: Room) -> Result<Option<Vec<usize>>> {
     };
     let (mut starts, end) = starts(ahead, &mut rounds)?;
     let without = rounds_taken(ahead, room, steps, 2 * end, None)?.unwrap_or(2 * end + 1);
-    // The rules may hold up one that a plan starts: by them, too, it has to take less.
+    // The rules may hold up one that a timetable starts: by them, too, it has to take less.
     let pays = || Ok(rounds_taken(ahead, room, steps, without - 1, Some(&starts))?.is_some());
     if without <= end + end / 20 || !pays()? {
         return Ok(None);
@@ -255,7 +255,7 @@ fn plan(ahead: &[Ahead], room: Room) -> Result<Option<Vec<usize>>> {
     Ok(Some(starts))
 }
 
-/// The plan of a scheduler, and how far it is kept.
+/// The timetable of a scheduler, and how far it is kept.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     /// Steps between starts; empty if starts need not be spread.
@@ -279,17 +279,17 @@ impl Pace {
         waiting <= known + known / 8
     }
 
-    /// Plans the starts of the requests that wait. Where memory for a plan is lacking there is none.
-    pub(super) fn plan(&mut self, ahead: &[Ahead], room: Room) {
+    /// Makes one for the requests that wait. Where memory for it is lacking there is none.
+    pub(super) fn make(&mut self, ahead: &[Ahead], room: Room) {
         *self = Self {
-            gaps: plan(ahead, room).ok().flatten().unwrap_or_default(),
+            gaps: timetable(ahead, room).ok().flatten().unwrap_or_default(),
             told: ahead.len(),
             ..Self::default()
         };
     }
 
-    /// Whether a plan is kept. It is not where answers end before their limits and leave an eighth as many tokens as
-    /// were sampled: then there is more room than planned, and ages differ by themselves.
+    /// Whether it is kept. It is not where answers end before their limits and leave an eighth as many tokens as
+    /// were sampled: then there is more room than was foreseen, and ages differ by themselves.
     pub(super) fn is_kept(&self) -> bool {
         !self.gaps.is_empty() && (self.early <= FEW || self.left <= self.tokens / 8)
     }
@@ -306,7 +306,7 @@ impl Pace {
         self.started += 1;
     }
 
-    /// The request that started last has not, after all.
+    /// The request that started last has not, after all, or one was preempted and has to start again.
     pub(super) fn take_back(&mut self) {
         self.started = self.started.saturating_sub(1);
     }
@@ -346,7 +346,7 @@ mod tests {
 
     /// The step in which each starts.
     fn steps(ahead: &[Ahead], room: Room) -> Option<Vec<usize>> {
-        let gaps = plan(ahead, room).unwrap()?;
+        let gaps = timetable(ahead, room).unwrap()?;
         let mut step = 0;
         let add = |gap: &usize| {
             step += gap;
@@ -385,10 +385,10 @@ mod tests {
         assert_eq!(steps(&alike(900, 32, 992), room), None);
     }
 
-    /// In no round of a plan more is held than there is, and it takes few rounds more than the best one, which is
+    /// In no round of a timetable more is held than there is, and it takes few rounds more than the best one, which is
     /// searched for among all.
     #[test]
-    fn plans_are_nearly_as_short_as_the_best() {
+    fn timetables_are_nearly_as_short_as_the_best() {
         let (mut all, mut best_of_all) = (0, 0);
         for seed in 0..400 {
             let rng = &mut ChaCha8Rng::seed_from_u64(seed);
@@ -465,9 +465,9 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_given_up_where_answers_end_early() {
+    fn a_timetable_is_given_up_where_answers_end_early() {
         let mut pace = Pace::default();
-        pace.plan(&alike(890, 32, 992), ROOM);
+        pace.make(&alike(890, 32, 992), ROOM);
         let at_once = pace.gaps.iter().take_while(|&&gap| gap == 0).count();
         (0..at_once).for_each(|_| pace.start(0));
         let gap = pace.gaps[at_once] as u64;

@@ -57,7 +57,7 @@ fn greedy(row: usize, slot: usize, position: usize) -> LogitsRow {
         sample: true,
         draw: Draw::GREEDY,
         score: None,
-        again: None,
+        second_coin: None,
     }
 }
 

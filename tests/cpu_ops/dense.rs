@@ -157,7 +157,7 @@ mod checks {
                 sample: true,
                 draw: Draw::GREEDY,
                 score: None,
-                again: None,
+                second_coin: None,
             });
             let plan = StepPlan {
                 logits: logits.collect(),
@@ -195,7 +195,7 @@ mod checks {
                         ..Draw::GREEDY
                     },
                     score: None,
-                    again: None,
+                    second_coin: None,
                 };
                 let mixed = StepPlan {
                     logits: (0..rows).map(logits_row).collect(),

@@ -89,7 +89,7 @@ impl StepSampler {
             followers.iter_mut().try_for_each(|follower| {
                 let wanted = &plan.logits[follower.row];
                 let draw = Draw {
-                    coin: wanted.again.unwrap_or(0.0),
+                    coin: wanted.second_coin.unwrap_or(0.0),
                     ..wanted.draw
                 };
                 let logits = &output.logits[follower.logits * vocab..][..drawable];
@@ -104,7 +104,7 @@ impl StepSampler {
         let mut followers = memory::room(plan.logits.len(), Purpose::Draws)?;
         let rows = places_of_logits(plan, output, self.vocab).filter(|(_, _, wanted)| wanted.sample);
         for (place, (row, logits, wanted)) in rows.enumerate() {
-            if wanted.again.is_some()
+            if wanted.second_coin.is_some()
                 && let Some(number) = scheduler.drawing(wanted.slot)
                 && let Some(matcher) = scheduler.lend_matcher(wanted.slot)
             {

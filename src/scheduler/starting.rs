@@ -1,0 +1,103 @@
+//! Starts: of whom, when, and behind which beginning.
+
+use super::Scheduler;
+use super::kv_cache::CachedBeginning;
+use super::lending::Growing;
+use super::limits::FULL_TABLES;
+use super::sequence::Sequence;
+
+impl Scheduler {
+    /// Starts waiting sequences while there is room. The first one that does not fit holds up those after it: otherwise
+    /// a long one might wait for ever.
+    pub(super) fn admit(&mut self) {
+        while let Some(first) = self.waiting.front() {
+            let (n_prompt, max_positions) = (first.n_prompt(), first.max_positions());
+            let most = self.limits.beginning(n_prompt, first.scores_prompt());
+            let found = self.cache.find(&first.tokens, most);
+            if !self.fits(n_prompt, max_positions, found) {
+                return;
+            }
+            let (Some(sequence), Some(slot)) = (self.waiting.pop_front(), self.free_slots.pop()) else {
+                return;
+            };
+            self.start(sequence, slot, found);
+        }
+    }
+
+    /// Whether a slot is free, such a sequence may have its first blocks behind the beginning that was found for it,
+    /// and it is its time.
+    pub(super) fn fits(&mut self, n_prompt: usize, max_positions: usize, found: CachedBeginning) -> bool {
+        if !self.running.is_empty() && !self.pace.may_start(self.steps, self.limits.turns()) {
+            return false;
+        }
+        let need = self.limits.need(n_prompt, max_positions);
+        if self.free_slots.is_empty() || need.window > self.window_free {
+            return false;
+        }
+        let held = self.limits.need(n_prompt, n_prompt).full;
+        if found.held == 0 {
+            return self.lending.may_start(held, Growing::starting(held, need.full));
+        }
+        // What others hold of the beginning is free only when this one has ended, too.
+        self.share(found.held, true);
+        self.count_anew();
+        let others: usize = self.in_order().map(|(_, sequence)| sequence.elsewhere).sum();
+        let fits = others <= (FULL_TABLES - 1) * self.limits.full_blocks
+            && !self.lending.is_stuck()
+            && self
+                .lending
+                .may_start(held - found.held, Growing::starting(held, need.full));
+        self.share(found.held, false);
+        self.stale = true;
+        fits
+    }
+
+    /// Starts a sequence that fits, behind the beginning found for it.
+    fn start(&mut self, mut sequence: Sequence, slot: usize, found: CachedBeginning) {
+        let ring = self.limits.need(sequence.n_prompt(), sequence.max_positions()).window;
+        let held = sequence.first_full;
+        if found.held > 0 {
+            self.share(found.held, true);
+            self.count_anew();
+        }
+        self.lending
+            .start(held - found.held, Growing::starting(held, sequence.most_full));
+        self.pace.start(self.steps);
+        self.window_free -= ring;
+        self.cache.start(&mut sequence, held, ring);
+        if sequence.awaits_beginning {
+            self.awaiting += 1;
+        } else {
+            self.shared_tokens += sequence.newly_shared() as u64;
+        }
+        self.slots[slot] = Some(sequence);
+        self.running.push(slot);
+    }
+
+    /// Notes for those that hold the first `held` nodes found last that a younger sequence holds them, too, or that it
+    /// does not, after all.
+    fn share(&mut self, held: usize, does: bool) {
+        let nodes = &self.cache.found()[..held];
+        super::for_youngest_holders(&mut self.slots, &self.running, nodes, 0, |elsewhere, more| {
+            *elsewhere = if does { *elsewhere + more } else { *elsewhere - more };
+        });
+    }
+
+    /// Gives those that wait for their beginning what they attend to of it, where it has been computed.
+    pub(super) fn hand_over(&mut self) {
+        for place in (0..self.running.len()).rev() {
+            let slot = self.running[place];
+            let Some(sequence) = &mut self.slots[slot] else {
+                continue;
+            };
+            if sequence.awaits_beginning && self.cache.is_computed(sequence) {
+                if self.cache.hand_over(sequence) {
+                    self.awaiting -= 1;
+                    self.shared_tokens += sequence.newly_shared() as u64;
+                } else {
+                    self.take_back(slot);
+                }
+            }
+        }
+    }
+}
