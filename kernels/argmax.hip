@@ -5,18 +5,14 @@
 //                  a sector of 32 bytes. Grid: logits rows of the bucket / ROWS, rounded up.
 //   argmax_logits  from whole logits rows, of the tokens that may be sampled: `best` is [logits rows][candidates],
 //                  best_index is not read. Grid: one block per logits row of the bucket.
+#include "best.h"
 #include "catalogue.h"
 #include "gpu/gpu.h"
 
-enum { THREADS = ARGMAX_THREADS, ROWS = ARGMAX_PER_BLOCK, LISTS = THREADS / ROWS, NOTHING = 0x7fffffff };
-
-struct Best { float logit; int index; };
-DEV void take(Best& best, float logit, int index) {
-  if (logit > best.logit || (logit == best.logit && index < best.index)) best = Best{logit, index};
-}
+enum { THREADS = ARGMAX_THREADS, ROWS = ARGMAX_PER_BLOCK, LISTS = THREADS / ROWS };
 
 DEV void give_out(const ArgmaxArgs& a, int row, Best best) {
-  const unsigned token = best.index == NOTHING ? 0 : best.index;
+  const unsigned token = best.index == NO_INDEX ? 0 : best.index;
   Greedy* host = a.host + (i64)a.step.header->turn * a.best_rows;
   host[row] = Greedy{token, best.logit};
   const int slot = a.step.logits[row].slot;
@@ -27,7 +23,7 @@ DEV void give_out(const ArgmaxArgs& a, int row, Best best) {
 // The argmax of n candidates, the first at `first`, `stride` apart.
 DEV Best best_of(const Best* lists, int first, int stride, int n) {
   Best best = lists[first];
-  for (int i = 1; i < n; i++) take(best, lists[first + i * stride].logit, lists[first + i * stride].index);
+  for (int i = 1; i < n; i++) best.take(lists[first + i * stride].logit, lists[first + i * stride].index);
   return best;
 }
 
@@ -37,11 +33,11 @@ KERNEL(argmax, ArgmaxArgs, THREADS, 1, 4) {
   after_predecessor();
   const int rows = a.step.header->logits_rows, row = BID * ROWS + TID % ROWS;
   if (BID * ROWS >= rows) return;
-  Best best{-__builtin_inff(), NOTHING};
+  Best best = Best::none();
   if (row < rows)
     for (int c = TID / ROWS; c < a.candidates; c += LISTS) {
       const i64 at = (i64)c * a.best_rows + row;
-      take(best, a.best[at], a.best_index[at]);
+      best.take(a.best[at], a.best_index[at]);
     }
   lists[TID] = best;
   barrier();
@@ -59,8 +55,8 @@ KERNEL(argmax_logits, ArgmaxArgs, THREADS, 1, 4) {
   after_predecessor();
   if (BID >= a.step.header->logits_rows) return;
   const float* logits = a.best + (i64)BID * a.candidates;
-  Best best{-__builtin_inff(), NOTHING};
-  for (int i = TID; i < a.drawable; i += THREADS) take(best, logits[i], i);
+  Best best = Best::none();
+  for (int i = TID; i < a.drawable; i += THREADS) best.take(logits[i], i);
   lists[TID] = best;
   barrier();
   if (TID < 32) best = best_of(lists, TID, 32, THREADS / 32);

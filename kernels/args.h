@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint a0c9e6910b5f8472) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 8f6b018f77dc268a) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -31,7 +31,8 @@ enum : int {
   ATTENTION_UNIT = 128,      // keys in a unit of decode attention
   ATTENTION_GROUP = 4,       // units of decode attention in a group
   ATTENTION_SPAN = 16,       // units of decode attention in a span
-  ITEM_PAGES = 32,           // the most pages that the keys of an AttentionItem lie in
+  ITEM_PAGES = 32,           // the most pages that the keys of an AttentionItem lie in: NVIDIA's lanes have the number
+                             // of one each
   PARTIAL_FLOATS = 528,      // floats of a partial sum of decode attention: for each of 8 query heads 64 values, a
                              // maximum and a sum of weights
   DIE_BLOCKS = 8,            // of the experts' blocks so many neighbours run on one die, where a device has several: a
@@ -258,9 +259,9 @@ struct NormRouteArgs {
   RouteArgs route;            // `t32` is unused
   SortArgs sort;
   GatherArgs gather;
-  int alone;                  // 1: fuse sort and gather, too; norm_route_rows: 0
+  int sends;                  // 1: sort and gather, too, for a step's only row
   int reserved;
-  unsigned long long* picks;  // norm_route_cluster*, `alone`: `picks` of mlp1's GemmArgs; NULL: not wanted
+  unsigned long long* picks;  // norm_route_cluster*, `sends`: `picks` of mlp1's GemmArgs; NULL: not wanted
 };
 
 // rope_store: rotary embedding of queries and keys; writes q and the KV cache. Row p of cos and sin is position p.
@@ -515,7 +516,7 @@ SIZE(GatherArgs, 152) AT(GatherArgs, step, 0) AT(GatherArgs, input, 88) AT(Gathe
   AT(GatherArgs, reserved, 148)
 SIZE(SortGatherArgs, 320) AT(SortGatherArgs, sort, 0) AT(SortGatherArgs, gather, 168)
 SIZE(NormRouteArgs, 672) AT(NormRouteArgs, norm, 0) AT(NormRouteArgs, route, 184) AT(NormRouteArgs, sort, 336)
-  AT(NormRouteArgs, gather, 504) AT(NormRouteArgs, alone, 656) AT(NormRouteArgs, reserved, 660)
+  AT(NormRouteArgs, gather, 504) AT(NormRouteArgs, sends, 656) AT(NormRouteArgs, reserved, 660)
   AT(NormRouteArgs, picks, 664)
 SIZE(RopeStoreArgs, 168) AT(RopeStoreArgs, step, 0) AT(RopeStoreArgs, qkv, 88) AT(RopeStoreArgs, cos, 96)
   AT(RopeStoreArgs, sin, 104) AT(RopeStoreArgs, q, 112) AT(RopeStoreArgs, kv, 120) AT(RopeStoreArgs, page_bytes, 128)

@@ -45,7 +45,8 @@ template <int FORMAT> DEV void add_experts(const NormArgs& a, int row, int k, fl
   UNROLL for (int j = 0; j < 8; j++) x[j] = add_rn(x[j], sum[j]);
 }
 
-DEV void load_piece(const NormArgs& a, int row, int k, float* x) {
+// A piece of the row, and the experts' outputs added to it, also in memory where all rows are normed.
+DEV void settle_piece(const NormArgs& a, int row, int k, float* x) {
   float* at = a.x + (i64)row * a.hidden + k;
   load8<FORMAT_F32>(at, 0, a.hidden - k, x);
   if (!a.y) return;
@@ -74,7 +75,7 @@ template <class Use> DEV void norm_row(const NormArgs& a, int row, int to, doubl
   float x[NORM_PIECES][8] = {};
   UNROLL for (int p = 0; p < NORM_PIECES; p++) {
     const int k = (p * NORM_THREADS + TID) * 8;
-    if (k < a.hidden) load_piece(a, row, k, x[p]);
+    if (k < a.hidden) settle_piece(a, row, k, x[p]);
   }
   const float scale = a.exact ? row_scale(x, a.hidden, scratch) : row_scale(x, a.hidden, (float*)scratch);
   const int padded = (a.hidden + SLAB - 1) / SLAB * SLAB;

@@ -24,5 +24,5 @@ KERNEL(norm_route, NormRouteArgs, NORM_ROUTE_THREADS, 1, 2) {
   });
   barrier();
   route_row<NORM_THREADS>(a.route, t, BID, s);
-  if (a.alone) send_alone<NORM_THREADS>(a, s, t);
+  if (a.sends) send_alone<NORM_THREADS>(a, s, t);
 }

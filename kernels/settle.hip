@@ -11,6 +11,6 @@ KERNEL(settle, NormArgs, SETTLE_THREADS, 2, 4) {
   if (BID >= a.step.header->rows) return;
   for (int k = TID * 8; k < a.hidden; k += NORM_THREADS * 8) {
     float x[8];
-    load_piece(a, BID, k, x);
+    settle_piece(a, BID, k, x);
   }
 }

@@ -3,8 +3,9 @@
 //! In released models the experts' matrices are MXFP4 and the other matrices bfloat16, even if a file has widened them.
 //! A tensor is packed tile by tile, in parallel, in the format that its kind has in the released models. Every value is
 //! checked to unpack to the same bits. The backend's [`Layout`] arranges the packed values as its kernels read them. If
-//! one value is not exact, the whole tensor is packed in a wider format; tiles that were packed before it are widened
-//! from their packed form, so each page of the checkpoint is read once, except for the tile with that value.
+//! one value is not exact, the whole tensor is packed in a wider format. In memory ([`pack`]) tiles that were packed
+//! before it are widened from their packed form, so each page of the checkpoint is read once, except for the tile with
+//! that value; for a device, which has those tiles already, all of the tensor is packed again.
 
 mod fingerprint;
 mod mxfp4;

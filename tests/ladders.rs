@@ -124,7 +124,6 @@ fn what_is_on_no_ladder_is_known() {
         Op::Gather,
         Op::SortGather,
         Op::RopeStore,
-        Op::NormQkv,
         Op::Argmax,
         Op::ArgmaxLogits,
         Op::Draw,

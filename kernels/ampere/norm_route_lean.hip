@@ -87,7 +87,7 @@ DEV void store_picks(const NormRouteArgs& a, float logit) {
     a.route.experts[at] = mine;
     a.route.shares[at] = (float)((double)exponential / sum);
   }
-  if (!a.alone) return;
+  if (!a.sends) return;
   if (LANE < n) a.sort.offsets[LANE] = before * slots_of(1), a.sort.counts[LANE] = here;
   if (LANE == 0) a.sort.offsets[n] = k * slots_of(1);
   if (LANE < k) a.sort.slots[LANE] = LANE * slots_of(1);
@@ -97,7 +97,7 @@ template <int FORMAT> DEV void store_row(const NormRouteArgs& a, int k, float (&
   u32x4 packed;
   UNROLL for (int j = 0; j < 8; j += 2) packed[j / 2] = leading_terms<FORMAT>(t[j], t[j + 1]);
   *(u32x4*)(a.norm.t + tiled_index(BID, k, a.norm.t_rows)) = packed;
-  if (!a.alone) return;
+  if (!a.sends) return;
   ROLLED for (int i = 0; i < a.route.k; i++)
     *(u32x4*)(a.gather.out + tiled_index(i * slots_of(1), k, a.gather.out_rows)) = packed;
 }

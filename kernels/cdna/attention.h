@@ -1,5 +1,5 @@
-// Shared by the attention kernels of CDNA: head_dim 64, 8 query heads per kv head (GQA), 16x16x16 MFMA, waves of 64;
-// queries, cache and output in one 16-bit format.
+// Shared by the attention kernels of CDNA: head_dim 64, 8 query heads per kv head (GQA), MFMA of 16 x 16 outputs, waves
+// of 64; queries, cache and output in one 16-bit format.
 //
 // Scores.   S^T = K Q^T, keys on M and heads on N. A lane (n = lane % 16, g = lane / 16) gets column n (one head of one
 //           row) of the scores of keys 4g..4g+3. That is what it must hold as operand B of O^T = V^T P^T: probabilities

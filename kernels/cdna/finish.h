@@ -1,5 +1,6 @@
 // Calls the epilogue with a wave's accumulators.
 #pragma once
+#include "../best.h"
 #include "epilogue.h"
 #include "weights.h"
 #include "work.h"
@@ -48,17 +49,10 @@ DEV void finish_mlp1(const GemmArgs& a, const Work& work, const Wave& wave, cons
 }
 
 // The unembedding: the block's argmax for each token, the lowest index of the largest logit. If all are NaN: NaN and 0.
-struct Best {
-  float logit;
-  int index;
-  DEV void take(float v, int i) { if (v > logit || (v == logit && i < index)) logit = v, index = i; }
-};
-enum : int { NO_INDEX = 0x7fffffff };
-
 template <class Sum> DEV Best best_of_lane(const GemmArgs& a, const Sum& low, const Sum& high, int o, bool live) {
   float sums[8];
   scaled_sums(a, low, high, sums);
-  Best best{-__builtin_inff(), NO_INDEX};
+  Best best = Best::none();
   for (int i = 0; i < 8; i++) if (live && o + i < a.n) best.take(sums[i], o + i);
   for (int mask = 16; mask < WAVE; mask *= 2) best.take(shfl_xor(best.logit, mask), shfl_xor(best.index, mask));
   return best;

@@ -67,7 +67,7 @@ template <int FORMAT> DEV void convert_fp4(u32 codes, float scale, u32v2& low, u
 }
 #endif
 // SCHEDULE: the scheduler places the next n instructions of a kind here, in the order of these lines.
-enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100, TRANSCENDENTAL = 0x400 };
+enum : int { VALU = 2, MFMA = 8, TRANSCENDENTAL = 0x400 };
 // The scheduler moves nothing across: it would sink loads to their uses and leave the matrix core waiting.
 #define SCHEDULE_FENCE() __builtin_amdgcn_sched_barrier(0)
 // It moves vector and scalar arithmetic across, and nothing else.

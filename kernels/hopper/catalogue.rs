@@ -141,6 +141,7 @@ const fn norm_route_cluster<const BLOCKS: usize, const WAVES: usize>(
         .variant(variant)
         .cluster(BLOCKS)
         .most_rows(FEW_ROWS)
+        .tells_picks()
         .limits(
             const {
                 &[

@@ -187,7 +187,7 @@ template <int THREADS, int BLOCKS> struct NormRoute {
       if (LANE == 0) add(a.picks, ONE + (NO_PICKS ^ picks));
     }
     if (LANE < r.k) s.picks[LANE] = picked;
-    if (!a.alone || rank == 0) share_by_wave(r, row, picked, place, __builtin_bit_cast(float, s.logits[picked]));
+    if (!a.sends || rank == 0) share_by_wave(r, row, picked, place, __builtin_bit_cast(float, s.logits[picked]));
   }
 
   // Writes slots and counts, and copies this block's share of the row to the slots; all threads know the picks. The
@@ -229,8 +229,8 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     let_successor_start();
     const int rows = load_fresh(&n.step.header->rows);
     const int mine = rows <= cluster ? 0 : (rows - cluster - 1) / clusters + 1;
-    const bool picks = a.alone ? mine > 0 : rank < mine;
-    const int picked = a.alone ? 0 : rank;
+    const bool picks = a.sends ? mine > 0 : rank < mine;
+    const int picked = a.sends ? 0 : rank;
     cluster_wait();
     if (TID == 0 && picks) barrier_arrive_expect(arrived, r.n_experts * 4);
     after_predecessor();
@@ -253,12 +253,12 @@ template <int THREADS, int BLOCKS> struct NormRoute {
       UNROLL for (int i = 0; i < BLOCKS; i += QUARTERS) {
         const int to = i + LANE % QUARTERS;
         const u32 at = address_in(shared_address(&s.logits[expert]), to), bar = address_in(arrived, to);
-        if (expert < r.n_experts && (a.alone || to == turn)) send(at, __builtin_bit_cast(u32, logit), bar);
+        if (expert < r.n_experts && (a.sends || to == turn)) send(at, __builtin_bit_cast(u32, logit), bar);
       }
     }
     if (!picks) return;
     if (TID < WAVE) pick(a, rank, row_of(picked), s);
-    if (!a.alone || rank == 0) return;
+    if (!a.sends || rank == 0) return;
     barrier();
     send_alone(a, rank, s);
   }

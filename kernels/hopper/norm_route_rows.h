@@ -1,5 +1,6 @@
-// Shared by the kernels norm_route_rows*: rmsnorm and route fused, for many rows, in `fast`. The router's input never
-// leaves the multiprocessors. The norm has the bits of the separate kernel, the logits those of norm_route_cluster.h.
+// Shared by norm_route_16x32, _32x32 and _32x128: rmsnorm and route fused, for many rows, in `fast`. The router's input
+// never leaves the multiprocessors. The norm has the bits of the separate kernel, the logits those of
+// norm_route_cluster.h.
 //
 // A cluster of four blocks takes ROWS rows; each block has a quarter of K of them in shared memory, and reads that
 // quarter of the router's weights. So a multiprocessor reads a quarter of what it would for as many rows of its own. In

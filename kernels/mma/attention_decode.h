@@ -39,6 +39,7 @@ enum : int {
   BLOCKS = KV_PAGE / 16,                 // blocks of 16 keys in a tile, and of 16 dims in a row
   UNIT_PAGES = ATTENTION_UNIT / KV_PAGE,
 };
+static_assert(ITEM_PAGES <= WAVE, "a lane has the number of one page of an item");
 static_assert(PARTIAL_FLOATS == GROUP_HEADS * (HEAD_DIM + 2), "values, maxima and sums");
 
 // ---- one job

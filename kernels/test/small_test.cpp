@@ -918,7 +918,7 @@ void test_empty() {
   EmbedArgs e{}; e.step = step; LAUNCH(embed, 2, 256, e);
   NormArgs n{}; n.step = step; LAUNCH(rmsnorm, 2, 384, n);
   RouteArgs r{}; r.step = step; LAUNCH(route, 2, 512, r);
-  NormRouteArgs b{}; b.norm = n, b.route = r, b.alone = 1; LAUNCH(norm_route, 2, 384, b);
+  NormRouteArgs b{}; b.norm = n, b.route = r, b.sends = 1; LAUNCH(norm_route, 2, 384, b);
   GatherArgs g{}; g.step = step; g.k_blocks = 2; LAUNCH(gather, 2, 256, g);
   LAUNCH(sort_gather, 2, 256, (SortGatherArgs{SortArgs{step, nullptr, offsets, counts, nullptr, 32, 4}, g}));
   RopeStoreArgs s{}; s.step = step; LAUNCH(rope_store, 2, 320, s);

@@ -62,8 +62,8 @@ fn stays(kernel: &Kernel, ladder: Ladder, forced: &Kernel) -> bool {
     }
     match kernel.op {
         Op::NormRoute => kernel.variant.is_empty() && forced.op == Op::NormRoute,
-        Op::SortMlp1 => false,
-        _ => is_plain(kernel) || kernel.weights.is_some() && forced.weights.is_some(),
+        Op::SortMlp1 | Op::NormQkv => false,
+        _ => is_plain(kernel) || kernel.weights.is_some() && (forced.weights.is_some() || forced.op == Op::NormQkv),
     }
 }
 

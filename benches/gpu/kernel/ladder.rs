@@ -52,7 +52,7 @@ impl Ladder {
     pub fn says(self) -> &'static str {
         match self {
             Self::Norm => "the experts' outputs added to the stream, and RMSNorm",
-            Self::Qkv => "queries, keys and values; beside it their rotation and storing",
+            Self::Qkv => "queries, keys and values; beside it the norm before it, their rotation and storing",
             Self::AttentionDecode => "attention of sequences that decode",
             Self::AttentionPrefill => "attention of prompts",
             Self::AttnOut => "attention's output projection, added to the stream",
@@ -67,7 +67,7 @@ impl Ladder {
     pub fn ops(self) -> &'static [Op] {
         match self {
             Self::Norm => &[Op::Norm],
-            Self::Qkv => &[Op::PlainQkv, Op::Qkv, Op::QkvStore],
+            Self::Qkv => &[Op::PlainQkv, Op::Qkv, Op::QkvStore, Op::NormQkv],
             Self::AttentionDecode => &[Op::AttentionPlain, Op::AttentionExact, Op::AttentionDecode],
             Self::AttentionPrefill => &[Op::AttentionPlain, Op::AttentionExact, Op::AttentionPrefill],
             Self::AttnOut => &[Op::PlainAttnOut, Op::AttnOut],
@@ -95,7 +95,7 @@ impl Ladder {
     /// Operations that some rungs do, too, and others leave to kernels of their own.
     pub fn beside(self) -> &'static [Operation] {
         match self {
-            Self::Qkv => &[Operation::RopeStore],
+            Self::Qkv => &[Operation::Norm, Operation::RopeStore],
             Self::Router => &[Operation::Norm],
             Self::Mlp1 => &[Operation::Sort, Operation::Gather],
             _ => &[],

@@ -85,6 +85,12 @@ impl Case<'_> {
         Ok(match self.ladder {
             Ladder::Norm => target.norm_verdicts(config, &numbers, &ADDS, self.rows),
             Ladder::Router => target.norm_route_verdicts(config, &numbers, ROUTER, self.rows),
+            Ladder::Qkv => {
+                let shape = self.shape(Product::Qkv);
+                let mut said = target.verdicts(&shape);
+                said.extend(target.norm_qkv_verdicts(config, &shape));
+                said
+            }
             Ladder::AttentionDecode | Ladder::AttentionPrefill => {
                 target.attention_verdicts(config, numbers.kv, numbers.exact, &self.attention()?)
             }
@@ -138,7 +144,8 @@ impl Case<'_> {
         })
     }
 
-    /// What is launched for the operation; of the unembedding, for what this kernel's kind gives.
+    /// What is launched for the operation; of the unembedding, for what this kernel's kind gives, and of queries, keys
+    /// and values also in layers whose norm a kernel of this kind does.
     pub fn launched(&self, op: Op) -> Result<Vec<Launch>> {
         let &Self {
             target,
@@ -151,6 +158,10 @@ impl Case<'_> {
         let numbers = setup.numbers;
         Ok(match ladder {
             Ladder::Unembed if op == Op::GreedyLogits => vec![self.product(Product::Greedy)?],
+            Ladder::Qkv if op == Op::NormQkv => {
+                let both = target.norm_qkv(config, &self.shape(Product::Qkv));
+                both.into_iter().collect()
+            }
             Ladder::Norm => {
                 vec![target.norm(config, &numbers, &ADDS, rows)]
             }

@@ -410,12 +410,11 @@ impl Step<'_> {
         if ladder == Ladder::Norm {
             return self.norm(x, &w.attn_norm, t);
         }
-        let (x, t_attn) = self.ops.norm(x, &w.attn_norm, t)?;
-        let t_attn = self.ops.normed(t_attn)?;
         if ladder == Ladder::Qkv {
-            return self.qkv(t_attn, w, qkv);
+            return self.qkv(x, w, t, qkv);
         }
-        let projected = self.ops.qkv(t_attn.into(), &w.qkv, &w.qkv_bias, qkv)?;
+        let (x, t_attn) = self.ops.norm(x, &w.attn_norm, t)?;
+        let projected = self.ops.qkv(t_attn, &w.qkv, &w.qkv_bias, qkv)?;
         let queries = self.ops.rope_store(self.plan, layer, projected, self.kv)?;
         if ladder.is_attention() {
             return self.attention(queries, &w.sinks, attention);
@@ -481,17 +480,27 @@ impl Step<'_> {
         Ok(())
     }
 
-    fn qkv(&mut self, t: &Buffer, w: &LayerWeights<Matrix, Vector>, qkv: &mut Buffer) -> Result<()> {
+    fn qkv(
+        &mut self,
+        mut x: Residual<'_>,
+        w: &LayerWeights<Matrix, Vector>,
+        t: &mut Buffer,
+        qkv: &mut Buffer,
+    ) -> Result<()> {
         let (rows, layer) = (self.rows(), self.subject.layer());
         let check = self.check.take();
+        let mut summed = Vec::new();
         if check.is_some() {
+            summed = self.combined(x.memory())?;
+            self.ops.spoil(t)?;
             self.ops.spoil(qkv)?;
             self.ops.spoil_workspace()?;
             self.ops.fill_kv(self.kv, STALE)?;
         }
-        let projected = self
-            .watch
-            .time(self.ops, |ops| ops.qkv(t.into(), &w.qkv, &w.qkv_bias, qkv))?;
+        let (mut x, is_in_memory, projected) = self.watch.time(self.ops, |ops| {
+            let (x, t) = ops.norm(x, &w.attn_norm, t)?;
+            Ok((x, t.is_in_memory(), ops.qkv(t, &w.qkv, &w.qkv_bias, qkv)?))
+        })?;
         let seen = match check {
             Some(_) => self.ops.projected(&projected, rows)?,
             None => None,
@@ -504,11 +513,22 @@ impl Step<'_> {
         };
         let c = &self.subject.config;
         let (h, width, q_dim) = (c.hidden_dim, c.qkv_dim(), c.q_dim());
+        let stream = self.stream(x.memory())?;
+        if !is_in_memory {
+            // A norm by itself gives the same rows.
+            let settled = self.ops.resume(plan, x.memory())?;
+            let (_, normed) = self.ops.norm(settled, &w.attn_norm, t)?;
+            self.ops.normed(normed)?;
+        }
         let t = self.ops.read(t, rows, h)?;
+        let norm = self.subject.vector(TensorId::AttnNorm { layer })?;
         let (queries, pages) = (self.ops.queries(rows)?, self.ops.pages(self.kv, layer)?);
         let w = self.subject.matrix(TensorId::Qkv { layer })?;
         let bias = self.subject.vector(TensorId::QkvBias { layer })?;
         for row in check.rows.clone() {
+            check.see("stream", row, &stream[row * h..][..h], &summed[row]);
+            let stored = check.bounds.stored_norm(&summed[row], &norm);
+            check.see("norm", row, &t[row * h..][..h], &stored);
             let mut expected = check.bounds.product(&w, 0, &bias, &t[row * h..][..h]);
             // Where one kernel multiplies and stores, the product is not seen: its bound is added to what is stored.
             if let Some(seen) = &seen {

@@ -7,6 +7,7 @@ use getp::backend::gpu::attention_plan::taken;
 use getp::backend::gpu::catalogue::{Card, Kernel, Op};
 use getp::backend::gpu::discover;
 use getp::backend::gpu::family::{self, verdict::HOLDS_FEWER, verdict::Verdict};
+use getp::backend::gpu::shapes::Product;
 use getp::backend::gpu::stage::bucket;
 use getp::backend::gpu::target::Target;
 use getp::options::{Options, Precision};
@@ -111,6 +112,13 @@ fn print(case: &Case<'_>) -> anyhow::Result<()> {
                 format!("split into runs of {units} units")
             );
         }
+    }
+    let norms = case.target.norm_qkv(case.config, &case.shape(Product::Qkv));
+    if let (Ladder::Norm, Some(both)) = (ladder, norms) {
+        println!(
+            "  attention's norm is a part of {}, but in a stage's first layer",
+            both.kernel.name()
+        );
     }
     for kernel in kernels {
         let launches = case.launched(kernel.op)?;

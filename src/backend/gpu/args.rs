@@ -50,7 +50,7 @@ shared! {
         ATTENTION_GROUP: usize = 4;
         /// units of decode attention in a span
         ATTENTION_SPAN: usize = 16;
-        /// the most pages that the keys of an AttentionItem lie in
+        /// the most pages that the keys of an AttentionItem lie in: NVIDIA's lanes have the number of one each
         ITEM_PAGES: usize = 32;
         /// floats of a partial sum of decode attention: for each of 8 query heads 64 values, a maximum and a sum of
         /// weights
@@ -361,10 +361,10 @@ shared! {
             route: RouteArgs,
             sort: SortArgs,
             gather: GatherArgs,
-            /// 1: fuse sort and gather, too; norm_route_rows: 0
-            alone: i32,
+            /// 1: sort and gather, too, for a step's only row
+            sends: i32,
             reserved: i32,
-            /// norm_route_cluster*, `alone`: `picks` of mlp1's GemmArgs; NULL: not wanted
+            /// norm_route_cluster*, `sends`: `picks` of mlp1's GemmArgs; NULL: not wanted
             picks: *mut u64,
         }
 

@@ -19,11 +19,12 @@ const RUNS: [usize; 3] = [ATTENTION_SPAN, ATTENTION_GROUP, 1];
 /// Lists the items of all decoding rows, longest first; returns the number of partial sums.
 ///
 /// `contexts` has for each row its index, the first key that it attends to, and the number of keys, its own included.
+/// An item has a block for each KV head, and `at_once` blocks run at once, each of which has an even share of the load.
 /// No row is split into runs of less than `least_run` units.
 pub fn plan_decode(
     contexts: impl Iterator<Item = (usize, usize, usize)> + Clone,
     kv_heads: usize,
-    multiprocessors: usize,
+    at_once: usize,
     least_run: usize,
     items: &mut Vec<AttentionItem>,
 ) -> Result<usize> {
@@ -31,7 +32,7 @@ pub fn plan_decode(
     let (most, all) = contexts
         .clone()
         .fold((0, 0), |(most, all), (.., keys)| (keys.max(most), all + keys));
-    let run = taken(&runs(most, all, kv_heads, multiprocessors, least_run));
+    let run = taken(&runs(most, all, kv_heads, at_once, least_run));
     let mut partials = 0;
     for (row, first, keys) in contexts {
         partials += cut_row(row, first, keys, run, partials, items)?;
@@ -41,12 +42,12 @@ pub fn plan_decode(
 }
 
 /// The most partial sums that [`plan_decode`] may return if all rows together attend to at most `keys` keys.
-pub fn max_partials(keys: usize, kv_heads: usize, multiprocessors: usize) -> usize {
+pub fn max_partials(keys: usize, kv_heads: usize, at_once: usize) -> usize {
     // A split row has more keys than a run, and they lie in at most two more runs than they would fill.
     RUNS.iter().enumerate().fold(0, |most, (i, &run)| {
         let bound = match i {
             0 => keys,
-            _ => keys.min(3 * multiprocessors * RUNS[i - 1] * ATTENTION_UNIT / (2 * kv_heads)),
+            _ => keys.min(3 * at_once * RUNS[i - 1] * ATTENTION_UNIT / (2 * kv_heads)),
         };
         most.max(3 * (bound / (run * ATTENTION_UNIT)))
     })
@@ -54,14 +55,14 @@ pub fn max_partials(keys: usize, kv_heads: usize, multiprocessors: usize) -> usi
 
 /// The most items that [`plan_decode`] may list for `rows` rows of at most `keys` keys each, which begin at position 0
 /// (`from_start`) or anywhere.
-pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, multiprocessors: usize) -> usize {
+pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, at_once: usize) -> usize {
     let begun = if from_start { 1 } else { 2 };
     let items = |i: usize| {
         let size = RUNS[i] * ATTENTION_UNIT;
         // A run is taken only if the next longer one is too long, which bounds the number of keys.
         let all = match i {
             0 => rows * keys,
-            _ => (rows * keys).min(3 * multiprocessors * keys.min(RUNS[i - 1] * ATTENTION_UNIT) / (2 * kv_heads)),
+            _ => (rows * keys).min(3 * at_once * keys.min(RUNS[i - 1] * ATTENTION_UNIT) / (2 * kv_heads)),
         };
         let of_one = if keys <= size { 1 } else { (keys - 1) / size + begun };
         (rows * of_one).min(all / size + begun * rows)
@@ -72,7 +73,7 @@ pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, m
 /// What is said of a run of so many units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunVerdict {
-    /// No item of it exceeds two thirds of a multiprocessor's mean load: the longest such run is taken.
+    /// No item of it exceeds two thirds of an even share of the load: the longest such run is taken.
     Balances,
     /// An item would exceed that.
     TooLong,
@@ -85,8 +86,8 @@ pub enum RunVerdict {
 impl fmt::Display for RunVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Balances => "no item of it exceeds two thirds of a multiprocessor's mean load",
-            Self::TooLong => "an item of it would exceed two thirds of a multiprocessor's mean load",
+            Self::Balances => "no item of it exceeds two thirds of an even share of the load",
+            Self::TooLong => "an item of it would exceed two thirds of an even share of the load",
             Self::Least => "there is no shorter one that the kernels take",
             Self::TooShort => "the kernel for so few rows shares that much out by itself",
         })
@@ -94,14 +95,8 @@ impl fmt::Display for RunVerdict {
 }
 
 /// What is said of each run, longest first, for rows of which one has at most `most` keys, and all have `all`.
-pub fn runs(
-    most: usize,
-    all: usize,
-    kv_heads: usize,
-    multiprocessors: usize,
-    least_run: usize,
-) -> [(usize, RunVerdict); 3] {
-    let balances = |run: usize| 2 * kv_heads * all >= 3 * multiprocessors * most.min(run * ATTENTION_UNIT);
+pub fn runs(most: usize, all: usize, kv_heads: usize, at_once: usize, least_run: usize) -> [(usize, RunVerdict); 3] {
+    let balances = |run: usize| 2 * kv_heads * all >= 3 * at_once * most.min(run * ATTENTION_UNIT);
     RUNS.map(|run| match run {
         _ if run < least_run => (run, RunVerdict::TooShort),
         _ if balances(run) => (run, RunVerdict::Balances),

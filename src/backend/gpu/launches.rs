@@ -35,6 +35,9 @@ const PICKS: usize = size_of::<u32>();
 
 const MADE_FOR_ROWS: &str = "it is made for so many rows";
 const MADE_FOR_SUMS: &str = "it is made for `fast`, where the experts' outputs are added and attention alone follows";
+const MADE_FOR_PAIRS: &str = "it is made for `fast`, and weights whose rows are in pairs half a head apart";
+const NORMS_TOO: &str =
+    "it norms the row, too, in each layer but a stage's first, which has no experts' outputs to add";
 const FASTER: &str = "one that is faster takes such heads";
 const FOR_EXACT: &str = "it is made for `exact`";
 const FOR_FAST: &str = "matrix cores attend in `fast`, to heads that all kernels for it take";
@@ -155,10 +158,19 @@ impl Target {
     /// A norm that adds, the product behind it and [`Op::RopeStore`] in one kernel, where there is one for so many rows
     /// and weights held so.
     pub fn norm_qkv(&self, config: &ModelConfig, shape: &GemmShape) -> Option<Launch> {
-        let fits = |kernel: &&Kernel| kernel.elements == Some(shape.elements) && kernel.holds(shape.rows);
-        let kernel = self.of_model(Op::NormQkv, config).find(fits)?;
-        let fast = shape.form == MatrixForm::Heads && shape.terms == 1;
-        fast.then(|| Launch::new(kernel, self.spans(shape, kernel)))
+        taken(&self.norm_qkv_verdicts(config, shape))
+    }
+
+    /// What is said of each kernel for all three.
+    pub fn norm_qkv_verdicts(&self, config: &ModelConfig, shape: &GemmShape) -> Vec<Said> {
+        let of = |kernel: &'static Kernel| match kernel {
+            _ if !kernel.holds(shape.rows) => Verdict::Refused(HOLDS_FEWER),
+            _ if shape.form != MatrixForm::Heads || shape.terms > 1 => Verdict::Refused(MADE_FOR_PAIRS),
+            _ => Verdict::Taken(self.spans(shape, kernel), NORMS_TOO),
+        };
+        let mine = |kernel: &&'static Kernel| kernel.elements == Some(shape.elements);
+        let kernels = self.of_model(Op::NormQkv, config).filter(mine);
+        kernels.map(|kernel| (kernel, of(kernel))).collect()
     }
 
     /// Rotates queries and keys, and stores them and values, where [`Op::QkvStore`] has not.
@@ -271,7 +283,7 @@ impl Target {
         Some(NormRouteLaunch {
             launch,
             sends,
-            tells: sends && launch.kernel.cluster > 0 && config.experts_per_token <= PICKS,
+            tells: sends && launch.kernel.tells_picks && config.experts_per_token <= PICKS,
         })
     }
 
@@ -285,7 +297,7 @@ impl Target {
     ) -> Vec<Said> {
         let shape = NormRouteShape {
             rows,
-            on_matrix_cores: !numbers.exact && router == MatrixForm::Wire(WeightFormat::Bf16),
+            fast_bf16: !numbers.exact && router == MatrixForm::Wire(WeightFormat::Bf16),
             multiprocessors: self.multiprocessors,
         };
         let kernels: Vec<_> = self.of_model(Op::NormRoute, config).collect();

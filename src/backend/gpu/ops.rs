@@ -315,6 +315,7 @@ impl Ops for GpuOps {
         };
         let norm = self.prepare_norm(memory, weight, t, work);
         let mut normed = Normed::from(&*t);
+        // Which weights come is not known yet: if these are held otherwise, `qkv` queues the norm.
         if outstanding && self.norm_qkv(MatrixForm::Heads).is_some() {
             normed.outstanding = Some(norm);
         } else {
@@ -458,7 +459,7 @@ impl Ops for GpuOps {
             route: self.args.route(w, bias, &memory.routes)?,
             sort: self.args.sort(&memory.routes),
             gather: self.args.gather(t.tiles(), &memory.routes),
-            alone: i32::from(chosen.sends),
+            sends: i32::from(chosen.sends),
             reserved: 0,
             picks: memory.routes.picks.values().only_if(chosen.tells),
         };

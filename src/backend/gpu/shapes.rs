@@ -197,8 +197,8 @@ pub struct NormWork {
 pub struct NormRouteShape {
     /// Rows at most.
     pub rows: usize,
-    /// Whether the router may be multiplied on the matrix cores: in `fast`, if it is BF16.
-    pub on_matrix_cores: bool,
+    /// Whether this is `fast`, with a router in BF16.
+    pub fast_bf16: bool,
     /// Of the device.
     pub multiprocessors: usize,
 }

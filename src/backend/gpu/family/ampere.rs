@@ -42,9 +42,9 @@ impl Family for Ampere {
     fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Vec<Verdict> {
         let last = kernels.len().saturating_sub(1);
         let of = |i| match i {
-            _ if i == last && shape.on_matrix_cores => block_a_row(shape),
-            0 if !shape.on_matrix_cores => block_a_row(shape),
-            _ if shape.on_matrix_cores => Verdict::Passed(LESS_CODE),
+            _ if i == last && shape.fast_bf16 => block_a_row(shape),
+            0 if !shape.fast_bf16 => block_a_row(shape),
+            _ if shape.fast_bf16 => Verdict::Passed(LESS_CODE),
             _ => Verdict::Refused(NEEDS_BF16),
         };
         (0..kernels.len()).map(of).collect()

@@ -1,7 +1,7 @@
 //! CDNA (`kernels/cdna`): which kernel a product gets, and how it is launched.
 //!
 //! A wave does 32 weight rows times a tile of tokens. A token's sum is the same in every tile, so tiles are chosen by
-//! speed alone:
+//! speed alone: the largest that is made for so many rows ([`super::verdict::largest_tile`]).
 //!
 //! * `n16` streams weights past up to 16 tokens, without LDS: reading weights is all the work.
 //! * `n64` and `n128` keep tokens in LDS. The larger the tile, the fewer instructions decode weights beside each MFMA,
@@ -56,7 +56,7 @@ impl Family for Cdna {
         let of = |kernel: &&'static Kernel| match (kernel.per_block, of_one) {
             (0, _) => of_one,
             (_, Verdict::Taken(_, reason)) => Verdict::Passed(reason),
-            _ if !shape.on_matrix_cores => Verdict::Refused(NEEDS_BF16),
+            _ if !shape.fast_bf16 => Verdict::Refused(NEEDS_BF16),
             (rows, _) => Verdict::Taken(shape.rows.div_ceil(rows), MORE_ROWS),
         };
         kernels.iter().map(of).collect()

@@ -57,7 +57,7 @@ impl Family for Hopper {
 
     /// By clusters of blocks, which multiply a row in parts and round the sums.
     fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Vec<Verdict> {
-        if shape.on_matrix_cores {
+        if shape.fast_bf16 {
             return clusters::norm_route(shape, kernels);
         }
         let of = |kernel: &&'static Kernel| match kernel.cluster {

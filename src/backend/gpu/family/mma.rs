@@ -2,8 +2,11 @@
 //! and when warps of decode attention work together.
 
 use super::verdict::{HOLDS_FEWER, NO_OTHER, Verdict};
-use crate::backend::gpu::catalogue::{Kernel, Workers};
+use crate::backend::gpu::args::PARTIAL_FLOATS;
+use crate::backend::gpu::catalogue::{self, Kernel, Workers};
 use crate::backend::gpu::shapes::DecodeShape;
+
+const _: () = assert!(catalogue::mma::PARTIAL_BYTES == 4 * PARTIAL_FLOATS);
 
 /// Weight rows of a block of packed weights, of which 16 are a unit.
 pub const BLOCK_ROWS: usize = 64;

@@ -18,8 +18,7 @@ use verdict::{ANOTHER, Verdict};
 const BLOCK_AN_ITEM: &str = "each KV head of an item has a block";
 const BLOCK_A_ROW: &str = "each row can have a multiprocessor";
 const MORE_ROWS: &str = "there are more rows than multiprocessors";
-/// Of kernels that multiply the router's weights on matrix cores.
-const NEEDS_BF16: &str = "it is for `fast` with a BF16 router, which matrix cores multiply";
+const NEEDS_BF16: &str = "it is made for `fast` with a BF16 router";
 
 /// See the module.
 pub trait Family: Debug + Sync {

@@ -2,7 +2,7 @@
 //! for the device. Modules of this name are public because tests and benches are crates of their own; the library's
 //! exports do not reach them, so the linker leaves them out of it, which `tests/programs/simt.sh` checks.
 
-use super::values::{Buffer, Projected, Routes, y_elements};
+use super::values::{Buffer, Normed, Projected, Routes, y_elements};
 use super::{GpuOps, KvCache};
 use crate::backend::gpu::args::{KV_PAGE, SLAB};
 use crate::backend::gpu::catalogue::Elements;
@@ -77,6 +77,13 @@ fn widen(bytes: &[u8], elements: Elements) -> Vec<f32> {
 
 fn integers(bytes: &[u8]) -> Vec<i32> {
     bytes.as_chunks().0.iter().map(|&b| i32::from_le_bytes(b)).collect()
+}
+
+impl Normed<'_> {
+    /// Whether the rows are in memory. Where the kernel that multiplies them norms them, too, it keeps them to itself.
+    pub fn is_in_memory(&self) -> bool {
+        self.outstanding.is_none()
+    }
 }
 
 impl GpuOps {
