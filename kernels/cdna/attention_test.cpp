@@ -1,6 +1,9 @@
-// attention_decode and attention_prefill of CDNA on the emulated SIMT machine, against float64.
+// attention_decode and attention_prefill of CDNA against float64.
 //
-//   attention_test [policy [seed]]  policy: 0 in order, 1 random, 2 one wave first; tests/programs/simt.sh builds it
+//   attention_test [policy [seed]]
+//
+// tests/programs/amd.sh runs it with machine code in an emulator, where `policy` chooses how many shapes there are: 0
+// is all. With kernels compiled for the SIMT machine it is also the order of threads: 1 random, 2 one wave first.
 //
 // The tolerance is a few units in the last place of weights and outputs, 2^-11 in FP16 and 2^-8 in BF16. They are
 // largest in an output of three times the typical size.

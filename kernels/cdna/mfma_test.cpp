@@ -1,7 +1,10 @@
-// Every kernel of every matrix product on the emulated SIMT machine, against float64: packing, all tiles, uneven
-// groups, odd shapes. Inputs that no kernel may read and outputs that none may write are poisoned.
+// Every kernel of every matrix product against float64: packing, all tiles, uneven groups, odd shapes, and sums so long
+// that every loop goes round. Inputs that no kernel may read and outputs that none may write are poisoned.
 //
-//   mfma_test [policy [seed]]       policy: 0 in order, 1 random, 2 one wave first; tests/programs/simt.sh builds it
+//   mfma_test [policy [seed]]
+//
+// tests/programs/amd.sh runs it with machine code in an emulator, where `policy` chooses how many shapes there are: 0
+// is all. With kernels compiled for the SIMT machine it is also the order of threads: 1 random, 2 one wave first.
 #include "../gpu/gpu.h"
 #include "work.h"
 #include "weights.h"
@@ -304,14 +307,15 @@ static void run_odd_gates(const char* act, bool mxfp4) {
 
 // The weights of sort_mlp1's products, for all steps with so many experts.
 struct Experts {
-  enum { N = 128, K = 96 };
+  enum { N = 128 };
   const char* act;
   bool mxfp4;
-  int count;
+  int count, K;
   std::vector<u8> weights;
   std::vector<float> bias;
 
-  Experts(const char* act, bool mxfp4, int count) : act(act), mxfp4(mxfp4), count(count), bias((size_t)count * N) {
+  Experts(const char* act, bool mxfp4, int count, int K = 96)
+      : act(act), mxfp4(mxfp4), count(count), K(K), bias((size_t)count * N) {
     const int format = act[0] == 'b' ? FORMAT_BF16 : FORMAT_F16;
     weights = pack(random_matrix(mxfp4, count, N, K), format, mxfp4 ? 3 : 10);
     for (float& b : bias) b = uniform_float();
@@ -501,6 +505,10 @@ static std::vector<int> some(const std::vector<int>& all) {
   return found;
 }
 
+// A sum's length, of more slabs than any kernel has on its way or in one round of its loop, twice.
+enum { LONG = 960 };
+static_assert(LONG / SLAB > 2 * (int)Mxfp4<FORMAT_F16>::STREAM_DEPTH, "a stream goes round twice");
+
 int main(int argc, char** argv) {
   if (argc > 1) policy = atoi(argv[1]);
   if (argc > 2) seed = atoi(argv[2]), state += (u64)seed * 7919;
@@ -521,6 +529,8 @@ int main(int argc, char** argv) {
       run_tiles({"mlp2", act, mxfp4, 160, 320, {90, 75, 0, 17, 300}}, of_experts);
       run_tiles({"mlp1", act, mxfp4, 128, 32, {0, 3, 0, 1}}, of_experts);
       run_tiles({"mlp2", act, mxfp4, 32, 64, {0, 3, 0, 1}}, of_experts);
+      run_tiles({"mlp1", act, mxfp4, 128, LONG, {20, 0, 3}}, of_experts);
+      run_tiles({"mlp2", act, mxfp4, 128, LONG - 32, {3, 70}}, of_experts);
     }
     for (const bool mxfp4 : {true, false}) run_odd_gates(act, mxfp4);
     for (const bool mxfp4 : {true, false}) if (!exact) {
@@ -535,6 +545,7 @@ int main(int argc, char** argv) {
         for (const int rows : some({2, 16, 17, 64})) run_sorting(experts, {rows, 64, 1, true});
       }
       run_sorting({act, mxfp4, 9}, {33, 48, 8, true});
+      run_sorting({act, mxfp4, 5, LONG}, {7, 8, 2, false});
     }
     if (!exact) for (const int rows : {1, 16, 45, 150}) run_store(act, rows);
     if (!exact) for (const int rows : {1, 4, 7, 18}) {

@@ -279,18 +279,21 @@ fn compare(toolchain: Toolchain) {
         let objects = CODE_OBJECTS.iter().filter(|object| object.arch == arch);
         let table = catalogue::table_of(arch).expect("a family's code");
         assert!(objects.clone().all(|object| object.family == table.name), "{arch}");
-        let mut found = BTreeMap::new();
+        let mut found = BTreeMap::<_, Vec<_>>::new();
         for object in objects {
-            found.extend(
-                resources::of(object, &resources::archs(object)[0])
-                    .into_iter()
-                    .map(|kernel| (kernel.name.clone(), (object, kernel))),
-            );
+            for arch in resources::archs(object) {
+                for kernel in resources::of(object, &arch) {
+                    let of_name = found.entry(kernel.name.clone()).or_default();
+                    of_name.push((object, arch.clone(), kernel));
+                }
+            }
         }
         for kernel in table.kernels {
             let name = kernel.name();
-            let (object, resources) = found.remove(&name).unwrap_or_else(|| panic!("{arch} lacks {name}"));
-            check(kernel, object, &resources);
+            let of_name = found.remove(&name).unwrap_or_else(|| panic!("{arch} lacks {name}"));
+            for (object, arch, resources) in of_name {
+                check(kernel, object, &arch, &resources);
+            }
         }
         assert_eq!(
             found.keys().collect::<Vec<_>>(),
@@ -300,8 +303,8 @@ fn compare(toolchain: Toolchain) {
     }
 }
 
-fn check(kernel: &Kernel, object: &CodeObject, resources: &Resources) {
-    let name = format!("{} on {}", resources.name, object.arch);
+fn check(kernel: &Kernel, object: &CodeObject, arch: &str, resources: &Resources) {
+    let name = format!("{} on {arch}", resources.name);
     assert_eq!(object.file, kernel.file, "{name}");
     assert_eq!(resources.threads, kernel.threads as u64, "threads of {name}");
     let all = resources.shared_bytes + kernel.shared_bytes as u64;

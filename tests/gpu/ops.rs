@@ -225,12 +225,31 @@ fn few_rows() {
     }
 }
 
+/// Sums of so many slabs that no kernel has all on their way, and a router of so many that it takes them in parts.
+#[test]
+fn sums_longer_than_what_is_on_its_way() {
+    let config = shape([1600, 1088, 40], [64, 24, 3], [4, 2], 128);
+    let checkpoint = model(&config, Dense::Bf16, Experts::Mxfp4);
+    let (replica, bounds) = replica(super::drivers().remove(0), &checkpoint, Precision::Fast, 17);
+    let mut rng = ChaCha8Rng::seed_from_u64(80);
+    let mut sequences = Sequences::new(&mut rng, &config, replica.kv_blocks().tokens, &[3, 17], 17);
+    let mut walk = Walk::new(replica, &checkpoint, bounds, 2);
+    for (sequence, rows, decoding) in [(0, 1, 0), (1, 17, 0), (0, 1, 1)] {
+        let tokens: Vec<u32> = (0..rows).map(|_| rng.random_range(0..40)).collect();
+        let mut plan = sequences.plan(&[(sequence, &tokens)]);
+        plan.decode_chunks = decoding;
+        walk.step(&plan, Want::Tokens);
+    }
+    walk.worst.print("long sums");
+}
+
 /// A single row's norm, product, rotation and storing give the same bits by one kernel as by several, and as often as
 /// they are launched.
 #[test]
 fn a_row_normed_by_its_product_has_the_same_bits() {
-    for experts in [[5, 1], [5, 3], [32, 4]] {
-        let config = shape([160, 96, 40], [64, 16, 2], experts, 128);
+    // Of the last two the product has more slabs than a warp has on their way.
+    for (hidden, experts) in [(160, [5, 1]), (1120, [5, 3]), (2880, [32, 4]), (3072, [5, 1])] {
+        let config = shape([hidden, 96, 40], [64, 16, 2], experts, 128);
         let checkpoint = model(&config, Dense::Bf16, Experts::Mxfp4);
         let (mut replica, _) = replica(super::drivers().remove(0), &checkpoint, Precision::Fast, 1);
         let mut rng = ChaCha8Rng::seed_from_u64(79);
@@ -263,7 +282,7 @@ fn a_row_normed_by_its_product_has_the_same_bits() {
         };
         let apart = second(true);
         for _ in 0..2 {
-            assert!(second(false) == apart, "{experts:?}");
+            assert!(second(false) == apart, "{hidden}, experts {experts:?}");
         }
     }
 }

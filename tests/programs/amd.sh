@@ -148,7 +148,7 @@ gpu_test() {
 # What is about the SIMT machine itself, or its faults.
 machines='^(devices|faults|graphs|groups|limits)::|^ops::in_odd_orders_of_threads$'
 # What takes the CPU's answers for right, also in `fast`, and what is about the runtime, each for one target.
-part='^(closeness|contract)::|^replica::a_few_|^ops::few_rows$|^outputs::(a|tokens)_'
+part='^(closeness|contract|cuts)::|^replica::a_few_|^ops::few_rows$|^outputs::(a|tokens)_'
 tests=()
 for name in $("$gpu_tests" --list 2>/dev/null | sed -n 's/: test$//p'); do
     [[ ! $name =~ $machines ]] || continue

@@ -159,16 +159,6 @@ impl Step<'_> {
         x
     }
 
-    fn norm<'x>(&mut self, mut x: Residual<'x>, weight: &DeviceBuffer<f32>, host: &[f32]) -> Settled<'x> {
-        let combined = self.combined(&self.x(x.memory()));
-        self.ops.spoil(&mut self.scratch.t).unwrap();
-        let (mut x, t) = self.ops.norm(x, weight, &mut self.scratch.t).unwrap();
-        self.ops.normed(t).unwrap();
-        self.settled(x.memory(), &combined);
-        self.check_norm(&combined, host);
-        x
-    }
-
     /// Checks `x` after the outstanding expert outputs have been added.
     fn settled(&mut self, memory: &ResidualMemory, combined: &[Vec<Close>]) {
         let x = self.x(memory);
@@ -220,37 +210,43 @@ impl Step<'_> {
         layer: usize,
         w: &LayerWeights<HostMatrix, Vec<f32>>,
         stored: &mut [KeysAndValues],
-        x: Residual<'x>,
+        mut x: Residual<'x>,
     ) -> Settled<'x> {
         let (rows, config, plan) = (self.rows(), self.config, self.plan);
         let device = &self.device.layers[layer];
-        let mut x = self.norm(x, &device.attn_norm, &w.attn_norm);
-
-        let t = self.t(rows);
-        let rows_of_t = t.chunks_exact(config.hidden_dim);
-        let product = rows_of_t.flat_map(|t| self.bounds.product(&w.qkv, 0, &w.qkv_bias, t));
-        let mut qkv: Vec<Close> = product.collect();
+        let combined = self.combined(&self.x(x.memory()));
+        self.ops.spoil(&mut self.scratch.t).unwrap();
         self.ops.spoil(&mut self.scratch.qkv).unwrap();
         self.ops.spoil_workspace().unwrap();
         self.ops.spoil(&mut self.scratch.attention).unwrap();
+        let (mut x, t) = self.ops.norm(x, &device.attn_norm, &mut self.scratch.t).unwrap();
+        let is_in_memory = t.is_in_memory();
         let projected = self
             .ops
-            .qkv(
-                (&self.scratch.t).into(),
-                &device.qkv,
-                &device.qkv_bias,
-                &mut self.scratch.qkv,
-            )
+            .qkv(t, &device.qkv, &device.qkv_bias, &mut self.scratch.qkv)
             .unwrap();
-        // Where one kernel multiplies and stores, the product is not seen: its bound is added to what is stored.
-        if let Some(values) = self.ops.projected(&projected, rows).unwrap() {
-            self.worst.check("qkv", &values, &qkv);
-            qkv = values.into_iter().map(Close::exactly).collect();
-        }
+        let product = self.ops.projected(&projected, rows).unwrap();
         let queries = self.ops.rope_store(plan, layer, projected, self.kv).unwrap();
         self.ops
             .attention(plan, queries, &device.sinks, self.kv, &mut self.scratch.attention)
             .unwrap();
+        self.settled(x.memory(), &combined);
+        if !is_in_memory {
+            // A norm by itself gives the same rows.
+            let settled = self.ops.resume(plan, x.memory()).unwrap();
+            let (_, t) = self.ops.norm(settled, &device.attn_norm, &mut self.scratch.t).unwrap();
+            self.ops.normed(t).unwrap();
+        }
+        self.check_norm(&combined, &w.attn_norm);
+        let t = self.t(rows);
+        let rows_of_t = t.chunks_exact(config.hidden_dim);
+        let expected = rows_of_t.flat_map(|t| self.bounds.product(&w.qkv, 0, &w.qkv_bias, t));
+        let mut qkv: Vec<Close> = expected.collect();
+        // Where one kernel multiplies and stores, the product is not seen: its bound is added to what is stored.
+        if let Some(values) = product {
+            self.worst.check("qkv", &values, &qkv);
+            qkv = values.into_iter().map(Close::exactly).collect();
+        }
         let queries = self.rotated(layer, &qkv, stored);
         let out = self.ops.read(&self.scratch.attention, rows, config.q_dim()).unwrap();
         self.attended(layer, &queries, stored, &w.sinks, &out);
