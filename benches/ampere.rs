@@ -13,12 +13,14 @@
 
 #![allow(missing_docs)]
 
+mod chosen;
 mod layer;
 mod parameter;
 
-use getp::backend::gpu::catalogue::Kernel;
+use chosen::Chosen;
+use getp::backend::gpu::catalogue::{Elements, Kernel};
 use getp::backend::gpu::family::{self, Family};
-use getp::backend::gpu::shapes::{GemmShape, MatrixForm, Product};
+use getp::backend::gpu::shapes::{GemmShape, MatrixForm, Numbers, Product};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 
@@ -70,9 +72,18 @@ struct Model<'a> {
 }
 
 impl Model<'_> {
+    /// The kernels that the library chooses.
+    fn chosen(&self) -> Chosen<'_> {
+        Chosen {
+            target: &self.target,
+            config: self.config,
+            numbers: Numbers::new(Elements::F16, false),
+        }
+    }
+
     /// Seconds of a product in a step of so many rows, of which each group has its own.
     fn product(&self, product: Product, rows: usize, counts: &[usize]) -> f64 {
-        let shape = layer::shape(&self.target, self.config, product, rows);
+        let shape = self.chosen().shape(product, rows);
         let kernel = self.target.gemm(&shape).expect("a kernel").launch.kernel;
         let columns = layer::columns(self.config, product);
         let weights = layer::weight_bytes(&self.target, &shape, columns);
@@ -120,7 +131,7 @@ impl Model<'_> {
         // Norms, rotation, the experts' inputs: some forty bytes of each element of the residual stream.
         let other = rows * 40 * c.hidden_dim;
         let moved = (kept + other) as f64 / self.card.bytes_a_second;
-        let layer = products + moved + layer::launches(&self.target, c, rows) as f64 * LAUNCH;
+        let layer = products + moved + self.chosen().launches(rows) as f64 * LAUNCH;
         let last = self.product(Product::Greedy, rows, &[rows]) + layer::STEP_LAUNCHES as f64 * LAUNCH;
         c.n_layers as f64 * layer + last
     }

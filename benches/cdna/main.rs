@@ -34,6 +34,8 @@
 #![allow(missing_docs)]
 
 mod card;
+#[path = "../chosen.rs"]
+mod chosen;
 mod costs;
 mod cuts;
 mod group;

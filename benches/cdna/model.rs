@@ -1,6 +1,7 @@
 //! The time of kernels, from bytes, operations and launches.
 
 use crate::card::Card;
+use crate::chosen::Chosen;
 use crate::cuts::{Cut, cut};
 use crate::layer;
 use crate::shares::{SLAB_RUNS, Shares};
@@ -9,7 +10,7 @@ use getp::backend::gpu::args::{DIE_BLOCKS, PrefillTile};
 use getp::backend::gpu::attention_plan::plan_prefill;
 use getp::backend::gpu::catalogue::{Elements, Kernel, Op};
 use getp::backend::gpu::launch::Launch;
-use getp::backend::gpu::shapes::{GemmShape, Mlp1Launch, Product};
+use getp::backend::gpu::shapes::{GemmShape, Mlp1Launch, Numbers, Product};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,11 +102,20 @@ impl Model<'_> {
         count as f64 * self.shares.run_slots * 4.0 / self.card.hertz
     }
 
+    /// The kernels that the library chooses.
+    fn chosen(&self) -> Chosen<'_> {
+        Chosen {
+            target: &self.target,
+            config: self.config,
+            numbers: Numbers::new(Elements::F16, false),
+        }
+    }
+
     /// `counts`: rows of each group (expert); `bucket`: the number of rows that the step's graph is captured for.
     pub fn product(&self, product: Product, bucket: usize, counts: &[usize]) -> Timed {
-        let shape = layer::shape(&self.target, self.config, product, bucket);
+        let shape = self.chosen().shape(product, bucket);
         let Launch { kernel, blocks, .. } = match product {
-            Product::Mlp1 => layer::mlp1(&self.target, self.config, bucket).launch(),
+            Product::Mlp1 => self.chosen().mlp1(bucket).launch(),
             _ => self.target.gemm(&shape).expect("a kernel").launch,
         };
         let (name, waves) = (kernel.name(), kernel.threads / WAVE);
@@ -184,7 +194,7 @@ impl Model<'_> {
     fn product_bytes(&self, shape: &GemmShape, columns: usize, counts: &[usize]) -> usize {
         let weights = layer::weight_bytes(&self.target, shape, columns);
         let out = match shape.product {
-            Product::Qkv if layer::stores(&self.target, shape) => 2 * shape.n,
+            Product::Qkv if self.chosen().stores(shape.rows) => 2 * shape.n,
             Product::Qkv | Product::Logits => 4 * shape.n,
             Product::AttnOut => 2 * 4 * shape.n, // reads and writes the residual stream
             Product::Mlp1 => shape.n,            // gate and up become one value of two bytes
@@ -202,18 +212,17 @@ impl Model<'_> {
         let (queries, keys) = (c.head_dim * c.n_attn_heads, c.head_dim * c.n_kv_heads);
         let routed = c.experts_per_token * half;
         let norm_of_sum = float + routed + float + half;
-        let qkv = layer::shape(&self.target, c, Product::Qkv, bucket);
-        let rope_store = match layer::stores(&self.target, &qkv) {
+        let rope_store = match self.chosen().stores(bucket) {
             true => 0,
             false => (4 + 2) * (queries + 2 * keys),
         };
         let attention = (2 + 2) * queries;
-        let router_input = match layer::norm_route(&self.target, c, bucket) {
+        let router_input = match self.chosen().norm_route(bucket) {
             Some(_) => 0,
             None => float + float,
         };
         let norm = float + half;
-        let gather = match layer::mlp1(&self.target, c, bucket) {
+        let gather = match self.chosen().mlp1(bucket) {
             Mlp1Launch::Gathered(_) => half + routed,
             _ => 0,
         };
@@ -230,7 +239,7 @@ impl Model<'_> {
                 self.product(Product::Mlp2, bucket, &counts),
             ],
             other: (rows * self.row_bytes(bucket)) as f64 / self.card.bytes_a_second(),
-            launches: layer::launches(&self.target, self.config, bucket),
+            launches: self.chosen().launches(bucket),
         }
     }
 

@@ -12,6 +12,7 @@
 //! those of a group of N devices like the first: as many steps at a time, each of an Nth of the sequences, pass through
 //! stages that are equal.
 
+use super::chosen::Chosen;
 use super::{Args, parameter};
 use crate::workload::{AT_ONCE, WORKLOADS, Workload};
 use getp::backend::gpu::args::{GemmArgs, MXFP4_SLAB_BYTES, SLAB, W16_SLAB_BYTES};
@@ -132,16 +133,6 @@ impl Steady {
             prompts: prompts / outputs,
             prompt_keys: sum(&|prompt, _| prompt * prompt / 2.0) / prompts,
         })
-    }
-}
-
-/// Kernels of a layer in a step of so many rows.
-fn launches(rows: usize) -> f64 {
-    match rows {
-        ..=1 => 7.0,
-        2..=64 => 9.0,
-        65..PROMPT_ROWS => 10.0,
-        _ => 11.0,
     }
 }
 
@@ -288,11 +279,12 @@ impl Loops<'_> {
         // have two terms, and the router reads float32 rows.
         let (stream_bytes, qkv_bytes) = if self.numbers.exact { (64, 8) } else { (34, 6) };
         let others = rows * (stream_bytes * c.hidden_dim + qkv_bytes * c.qkv_dim()) as f64 / rates.bytes_per_s;
-        // With many rows `exact` has no kernel that norms and routes.
-        let separate = self.numbers.exact && all > self.context.target.multiprocessors;
-        // Ampere's norm of a single row is its product's, too.
-        let together = !self.numbers.exact && all <= 1 && !self.is_hopper();
-        let launches = (launches(all) + f64::from(separate) - f64::from(together)) * rates.launch_s;
+        let chosen = Chosen {
+            target: &self.context.target,
+            config: c,
+            numbers: self.numbers,
+        };
+        let launches = chosen.launches(all) as f64 * rates.launch_s;
         println!(
             "{all} rows: experts {:.1}, qkv and attn_out {:.1}, other kernels' rows {:.1}, launches {:.1}",
             (mlp1 + mlp2) * 1e6,

@@ -27,6 +27,8 @@
 
 #[path = "../../tests/common/bounds.rs"]
 mod bounds;
+#[path = "../chosen.rs"]
+mod chosen;
 mod draws;
 mod kernel;
 mod loops;
