@@ -109,8 +109,11 @@ fn header(family: &Table) -> String {
     let mut text = format!(
         "// Made from kernels/catalogue.rs and kernels/{}/catalogue.rs by the build.\n#pragma once\n\
          #include \"gpu/gpu.h\"\n\nstatic_assert(WAVE == {} && TERM_SHIFT == {}, \"as the table says\");\n\n\
-         enum : int {{\n",
-        family.name, family.wave, family.term_shift
+         enum : int {{\n  CUTS_EXPERTS = {},\n",
+        family.name,
+        family.wave,
+        family.term_shift,
+        u8::from(family.cuts_experts)
     );
     if let Some(sums) = family.exact_sums {
         constant(&mut text, "slabs", "CHAINED", sums.chained);

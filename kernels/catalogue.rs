@@ -40,6 +40,8 @@ pub struct Table {
     /// FP16's later terms are scaled by two to this power where matrix cores flush subnormals to zero (`TERM_SHIFT` in
     /// `gpu/`); 0 where they do not.
     pub term_shift: usize,
+    /// Whether sort cuts experts' rows into tiles, as products of its own take them.
+    pub cuts_experts: bool,
     /// `[a, b]`: a float32 sum of n products on the matrix cores has an error of at most `n / a + b` times 2^-24 of the
     /// sum of their magnitudes.
     pub sum_error: [f64; 2],

@@ -6,7 +6,7 @@
 // and behind its share each block counts itself, so no block waits for another. Bits are set and rows counted by atomic
 // additions, whose order does not matter, so slots are the same in every run.
 //
-// The first block also cuts the experts' rows into tiles, where mlp1 and mlp2 want that.
+// The first block also cuts the experts' rows into tiles, where a family's mlp1 and mlp2 want that.
 //
 // Grid: rows of the bucket / ROWS, rounded up. At most MAX_EXPERTS experts.
 #include "catalogue.h"
@@ -89,7 +89,6 @@ DEV void place(const SortArgs& a, int row, int rows, const Share& s) {
 
 KERNEL(sort, SortArgs, THREADS, 1, 4) {
   SHARED Share s;
-  SHARED CutOrder<MAX_EXPERTS> order;
   let_successor_start();
   for (int i = TID; i < a.n_experts * STRIDE; i += THREADS) s.bits[i] = 0;
   if (TID < MAX_EXPERTS) s.before[TID] = s.counts[TID] = 0;
@@ -102,8 +101,11 @@ KERNEL(sort, SortArgs, THREADS, 1, 4) {
   if (TID < WAVE) make_offsets(a, s);
   barrier();
   place(a, first_row + TID, rows, s);
-  if (BID > 0 || !a.mlp1_cuts) return;
-  order.sort<THREADS>(a.n_experts, a.tile_steps, s.counts);
-  if (TID / WAVE == 0) order.cut(a.n_experts, a.mlp1_spans, a.places, a.mlp1_cuts);
-  if (TID / WAVE == 1) order.cut(a.n_experts, a.mlp2_spans, a.places, a.mlp2_cuts);
+  if constexpr (CUTS_EXPERTS) {
+    SHARED CutOrder<MAX_EXPERTS> order;
+    if (BID > 0 || !a.mlp1_cuts) return;
+    order.sort<THREADS>(a.n_experts, a.tile_steps, s.counts);
+    if (TID / WAVE == 0) order.cut(a.n_experts, a.mlp1_spans, a.places, a.mlp1_cuts);
+    if (TID / WAVE == 1) order.cut(a.n_experts, a.mlp2_spans, a.places, a.mlp2_cuts);
+  }
 }

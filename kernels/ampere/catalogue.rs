@@ -22,6 +22,7 @@ pub static TABLE: Table = Table {
     // Before sm_90 kernels cannot wait by themselves.
     overlaps: false,
     term_shift: 0,
+    cuts_experts: false,
     // Of all its generations: 4 products and what they are added to are cut off at a common place, 2^-23 of the
     // largest, and so is their sum. Later ones add more at once, and keep more bits.
     sum_error: [0.3, 16.0],

@@ -23,6 +23,7 @@ pub static TABLE: Table = Table {
     // For the SIMT machine, which checks that every thread waits. HIP has no such launches, and its driver ignores it.
     overlaps: true,
     term_shift: FLUSHING_TERM_SHIFT,
+    cuts_experts: true,
     // The matrix cores round several times less often than once per product.
     sum_error: [16.0, 6.0],
     exact_sums: None,

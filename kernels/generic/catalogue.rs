@@ -25,6 +25,7 @@ pub static TABLE: Table = Table {
     // Before sm_90 kernels cannot wait by themselves.
     overlaps: false,
     term_shift: 0,
+    cuts_experts: false,
     // In `fast` a lane adds every 32nd run of eight products, and the wave its sums.
     sum_error: [32.0, 16.0],
     exact_sums: None,

@@ -20,6 +20,7 @@ pub static TABLE: Table = Table {
     wave: WARP,
     overlaps: true,
     term_shift: 0,
+    cuts_experts: false,
     // 16 products and what they are added to are cut off at a common place, 2^-25 of the largest (arXiv:2512.07004).
     sum_error: [2.0, 16.0],
     exact_sums: Some(ExactSums {

@@ -12,8 +12,6 @@ use getp::backend::gpu::shapes::ExpertCuts;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Lanes of the waves that the model is for: each tries a number of cuts.
-const WAVE: usize = 64;
 const EXPERTS_PER_TOKEN: usize = 4;
 
 /// The experts of random rows: those with low numbers are chosen more often, the more the larger `skew` is.
@@ -80,7 +78,7 @@ fn sorted(
 #[test]
 fn the_model_cuts_experts_rows_as_sort_does() {
     let context = context(drivers().remove(0));
-    if context.target.family.table().wave != WAVE {
+    if !context.target.family.table().cuts_experts {
         return;
     }
     let mut rng = ChaCha8Rng::seed_from_u64(35);

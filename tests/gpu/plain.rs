@@ -28,6 +28,7 @@ static TABLE: catalogue::Table = catalogue::Table {
     overlaps: true,
     // As the machine that runs it stores terms, and adds up 64 lanes' shares.
     term_shift: catalogue::FLUSHING_TERM_SHIFT,
+    cuts_experts: false,
     sum_error: [64.0, 16.0],
     exact_sums: None,
     kernels: &KERNELS,

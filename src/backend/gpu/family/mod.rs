@@ -259,6 +259,15 @@ mod tests {
 
     /// The first thing they do is wait for the kernel before them, which may fetch the plan.
     #[test]
+    fn sort_cuts_experts_rows_where_products_take_cuts() {
+        for family in FAMILIES {
+            let table = family.table();
+            let takes = table.kernels.iter().any(|kernel| family.cuts(kernel, 104).is_some());
+            assert_eq!(takes, table.cuts_experts, "{}", table.name);
+        }
+    }
+
+    #[test]
     fn kernels_that_read_the_plan_late_wait_first() {
         for kernel in catalogue::TABLES.iter().flat_map(|table| table.kernels) {
             if !kernel.plan_after_predecessor {
