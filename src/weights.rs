@@ -7,22 +7,26 @@
 //! before it are widened from their packed form, so each page of the checkpoint is read once, except for the tile with
 //! that value; for a device, which has those tiles already, all of the tensor is packed again.
 
+mod encoding;
 mod fingerprint;
 mod mxfp4;
+mod non_finite;
 mod report;
 mod row_major;
 
 pub use fingerprint::fingerprint_of;
+pub use non_finite::NonFinite;
 pub use report::{PackReport, PackedKind, Transfer};
 pub use row_major::RowMajor;
 
 use crate::checkpoint::{Columns, Part, Tensor, Values};
 use crate::config::ModelConfig;
-use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
+use crate::dtype::MXFP4_BLOCK;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::simd::{Level, Simd, VectorCode};
-use crate::tensors::{Field, Holds, TensorId};
+use crate::simd::Level;
+use crate::tensors::{Holds, TensorId};
+use encoding::{EncodeRows, Place, Scratch, mxfp4_row};
 use fingerprint::Fingerprint;
 use memmap2::{Advice, MmapMut};
 use once_cell::sync::OnceCell;
@@ -394,71 +398,6 @@ pub struct Findings {
     pub fingerprint: u64,
 }
 
-/// Values that are infinite or NaN, and mean nothing.
-#[derive(Clone, Copy, Debug)]
-pub struct NonFinite {
-    /// Number of such values.
-    pub count: usize,
-    /// The matrix of the first one.
-    pub matrix: usize,
-    /// The row of the first one.
-    pub row: usize,
-    /// The column of the first one.
-    pub col: usize,
-    /// The first one.
-    pub value: f32,
-}
-
-impl NonFinite {
-    /// Finds them in rows of `cols` values. Rows are counted from 0, in matrix 0.
-    #[inline(always)]
-    pub fn find(values: &[f32], cols: usize) -> Option<Self> {
-        // Nearly always there are none, and this is faster than a search.
-        let bad = values.iter().fold(false, |bad, v| bad | !v.is_finite());
-        bad.then(|| Self::search(values, cols, |value| !value.is_finite()))
-            .flatten()
-    }
-
-    /// Finds them in `count` vectors of equal length, stored one after the other in an array. Each vector counts as a
-    /// matrix. A sink of -inf does not count: it weighs nothing, so that its head attends as if there were none.
-    pub fn of_vectors(array: Field, values: &[f32], count: usize) -> Option<Self> {
-        let no_sink = |value: f32| array == Field::AttnSinks && value == f32::NEG_INFINITY;
-        let cols = values.len() / count.max(1);
-        let found = Self::search(values, cols, |value| !value.is_finite() && !no_sink(value))?;
-        Some(Self {
-            matrix: found.row,
-            row: 0,
-            ..found
-        })
-    }
-
-    #[inline(always)]
-    fn search(values: &[f32], cols: usize, is_bad: impl Fn(f32) -> bool) -> Option<Self> {
-        let first = values.iter().position(|&value| is_bad(value))?;
-        Some(Self {
-            count: values.iter().filter(|&&value| is_bad(value)).count(),
-            matrix: 0,
-            row: first / cols,
-            col: first % cols,
-            value: values[first],
-        })
-    }
-
-    /// Combines the findings of two parts of a tensor.
-    pub fn merge(a: Option<Self>, b: Option<Self>) -> Option<Self> {
-        let (Some(a), Some(b)) = (a, b) else { return a.or(b) };
-        let first = if b.place() < a.place() { b } else { a };
-        Some(Self {
-            count: a.count + b.count,
-            ..first
-        })
-    }
-
-    fn place(&self) -> [usize; 3] {
-        [self.matrix, self.row, self.col]
-    }
-}
-
 /// A packed tile's rows, unpacked to the bytes of float32 values.
 fn widen(a: &Attempt, tile: usize, layout: &dyn Layout, rows: usize) -> Result<Vec<u8>> {
     let cols = a.packed.cols;
@@ -504,241 +443,4 @@ fn slice_rows<'a>(tensor: &Tensor<'a>, first: usize, n: usize) -> Tensor<'a> {
         start += part.rows;
     }
     Tensor { rows: n, cols, parts }
-}
-
-/// Memory into which a worker encodes a tile's rows.
-#[derive(Default)]
-struct Scratch {
-    codes: Vec<u8>,
-    scales: Vec<u8>,
-    halves: Vec<u16>,
-    floats: Vec<f32>,
-}
-
-impl Scratch {
-    /// Allocates memory for rows in `format`. `floats` holds all rows if that is F32, else one row at a time.
-    fn make_room(&mut self, format: WeightFormat, rows: usize, cols: usize) -> Result<()> {
-        let n = rows * cols;
-        match format {
-            WeightFormat::Mxfp4 => {
-                memory::resize(&mut self.codes, n / 2, 0, Purpose::Checkpoint)?;
-                memory::resize(&mut self.scales, n / MXFP4_BLOCK, 0, Purpose::Checkpoint)?;
-            }
-            WeightFormat::Bf16 => memory::resize(&mut self.halves, n, 0, Purpose::Checkpoint)?,
-            WeightFormat::F32 => {}
-        }
-        let floats = if format == WeightFormat::F32 { n } else { cols };
-        memory::resize(&mut self.floats, floats, 0.0, Purpose::Checkpoint)
-    }
-
-    /// Takes row `stored` of `values` as its row `row` without decoding it; `false` if that is not in `format`, or in
-    /// it has a value that is not exact or not finite.
-    #[inline(always)]
-    fn take(&mut self, format: WeightFormat, values: &Values<'_>, stored: usize, row: usize, cols: usize) -> bool {
-        match (format, *values) {
-            (WeightFormat::Mxfp4, Values::Mxfp4 { blocks, scales }) => {
-                let (blocks, scales) = mxfp4_row(blocks, scales, stored, cols);
-                let codes = nth_row(&mut self.codes, row, cols / 2);
-                mxfp4::take(
-                    blocks,
-                    scales,
-                    codes,
-                    nth_row(&mut self.scales, row, cols / MXFP4_BLOCK),
-                )
-            }
-            (WeightFormat::Bf16, Values::Bf16(bytes)) => take_bf16(
-                &bytes[stored * cols * 2..][..cols * 2],
-                nth_row(&mut self.halves, row, cols),
-            ),
-            _ => false,
-        }
-    }
-
-    fn rows(&self, format: WeightFormat) -> Rows<'_> {
-        match format {
-            WeightFormat::Mxfp4 => Rows::Mxfp4 {
-                codes: &self.codes,
-                scales: &self.scales,
-            },
-            WeightFormat::Bf16 => Rows::Bf16(&self.halves),
-            WeightFormat::F32 => Rows::F32(&self.floats),
-        }
-    }
-}
-
-/// Row and column in the tile, and the value there.
-type Place = (usize, usize, f32);
-
-/// What was found while encoding a tile.
-#[derive(Default)]
-struct Encoded<'b> {
-    /// The rows, where they are packed as they are stored, and not in the scratch memory.
-    as_stored: Option<Rows<'b>>,
-    needs: Option<WeightFormat>,
-    misfit: Option<Place>,
-    /// With rows counted in the tile.
-    non_finite: Option<NonFinite>,
-    /// See [`Findings::fingerprint`].
-    fingerprint: u64,
-}
-
-/// Encodes all rows of `source` into the scratch memory of `format`, which is large enough, up to the first row with a
-/// value that is not exact.
-struct EncodeRows<'a, 'b> {
-    source: &'a Tensor<'b>,
-    /// The number of the first row, counted over all members.
-    place: u64,
-    format: WeightFormat,
-    scratch: &'a mut Scratch,
-}
-
-impl<'b> VectorCode for EncodeRows<'_, 'b> {
-    type Output = Encoded<'b>;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> Encoded<'b> {
-        let Self {
-            source,
-            place,
-            format,
-            scratch,
-        } = self;
-        let cols = source.cols;
-        let float_rows = if format == WeightFormat::F32 { source.rows } else { 1 };
-        let mut out = Encoded::default();
-        if let (WeightFormat::Mxfp4, [part]) = (format, &source.parts[..])
-            && let Values::Mxfp4 { blocks, scales } = part.values
-            && mxfp4::are_in_form(blocks, scales)
-        {
-            let rows = Rows::Mxfp4 { codes: blocks, scales };
-            out.fingerprint = rows.fingerprint(source.rows, cols, place);
-            out.as_stored = Some(rows);
-            return out;
-        }
-        let mut row = 0;
-        for part in &source.parts {
-            for r in 0..part.rows {
-                let in_floats = row % float_rows;
-                if !scratch.take(format, &part.values, r, row, cols) {
-                    let floats = nth_row(&mut scratch.floats, in_floats, cols);
-                    row_to_f32(&part.values, r, floats);
-                    let here = NonFinite::find(floats, cols).map(|here| NonFinite { row, ..here });
-                    out.non_finite = NonFinite::merge(out.non_finite, here);
-                    let fits = match format {
-                        WeightFormat::Mxfp4 => mxfp4::encode(
-                            floats,
-                            nth_row(&mut scratch.codes, row, cols / 2),
-                            nth_row(&mut scratch.scales, row, cols / MXFP4_BLOCK),
-                        ),
-                        WeightFormat::Bf16 => encode_bf16(floats, nth_row(&mut scratch.halves, row, cols)),
-                        WeightFormat::F32 => true,
-                    };
-                    if !fits {
-                        let (col, needs) = misfit(floats, format);
-                        out.needs = out.needs.max(Some(needs));
-                        out.misfit.get_or_insert((row, col, floats[col]));
-                        return out;
-                    }
-                }
-                row += 1;
-            }
-        }
-        out.fingerprint = scratch.rows(format).fingerprint(row, cols, place);
-        out
-    }
-}
-
-#[inline(always)]
-fn row_to_f32(values: &Values<'_>, row: usize, out: &mut [f32]) {
-    let cols = out.len();
-    match *values {
-        Values::F32(bytes) => {
-            let (words, _) = bytes[row * cols * 4..][..cols * 4].as_chunks::<4>();
-            for (o, w) in out.iter_mut().zip(words) {
-                *o = f32::from_le_bytes(*w);
-            }
-        }
-        Values::Bf16(bytes) => {
-            let (words, _) = bytes[row * cols * 2..][..cols * 2].as_chunks::<2>();
-            for (o, w) in out.iter_mut().zip(words) {
-                *o = f32::from_bits(u32::from(u16::from_le_bytes(*w)) << 16);
-            }
-        }
-        Values::Mxfp4 { blocks, scales } => {
-            let (blocks, scales) = mxfp4_row(blocks, scales, row, cols);
-            for ((out, block), &scale) in out
-                .chunks_exact_mut(MXFP4_BLOCK)
-                .zip(blocks.chunks_exact(MXFP4_BLOCK_BYTES))
-                .zip(scales)
-            {
-                let scale = e8m0_to_f32(scale);
-                for (pair, &byte) in out.chunks_exact_mut(2).zip(block) {
-                    pair[0] = E2M1[usize::from(byte & 15)] * scale;
-                    pair[1] = E2M1[usize::from(byte >> 4)] * scale;
-                }
-            }
-        }
-        Values::Columns(columns) => out.iter_mut().zip(columns.row(row)).for_each(|(o, value)| *o = value),
-    }
-}
-
-/// A row of memory that holds rows of `len` elements.
-#[inline(always)]
-fn nth_row<T>(rows: &mut [T], row: usize, len: usize) -> &mut [T] {
-    &mut rows[row * len..][..len]
-}
-
-/// The blocks and the scales of a row.
-#[inline(always)]
-fn mxfp4_row<'a>(blocks: &'a [u8], scales: &'a [u8], row: usize, cols: usize) -> (&'a [u8], &'a [u8]) {
-    let in_row = cols / MXFP4_BLOCK;
-    (&blocks[row * cols / 2..][..cols / 2], &scales[row * in_row..][..in_row])
-}
-
-/// Takes a row of bfloat16 as it is stored; `false` if a value is not finite.
-#[inline(always)]
-fn take_bf16(bytes: &[u8], out: &mut [u16]) -> bool {
-    let mut bad = false;
-    for (o, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-        *o = u16::from_le_bytes(*bytes);
-        bad |= *o & 0x7f80 == 0x7f80;
-    }
-    !bad
-}
-
-#[inline(always)]
-fn encode_bf16(row: &[f32], out: &mut [u16]) -> bool {
-    let mut lost = 0;
-    for (o, v) in out.iter_mut().zip(row) {
-        let bits = v.to_bits();
-        lost |= bits & 0xffff;
-        *o = (bits >> 16) as u16;
-    }
-    lost == 0
-}
-
-/// The column of a row's first value that is not exact in `format`, and the format that the row needs.
-fn misfit(row: &[f32], format: WeightFormat) -> (usize, WeightFormat) {
-    let not_bf16 = row.iter().position(|v| v.to_bits() & 0xffff != 0);
-    match (not_bf16, format) {
-        (Some(col), _) => (col, WeightFormat::F32),
-        (None, WeightFormat::Mxfp4) => {
-            let fits = |block: &[f32]| mxfp4::encode(block, &mut [0; MXFP4_BLOCK_BYTES], &mut [0]);
-            let index = row.chunks_exact(MXFP4_BLOCK).position(|b| !fits(b)).unwrap_or(0);
-            let block = &row[index * MXFP4_BLOCK..][..MXFP4_BLOCK];
-            // The first value that is not exact with any scale, or else with the scale of the block's largest value.
-            let largest = block.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
-            let beside = |v: f32, other: f32| {
-                fits(&std::array::from_fn::<_, MXFP4_BLOCK, _>(|i| {
-                    if i == 0 { other } else { v }
-                }))
-            };
-            let alone = block.iter().position(|&v| !beside(v, v));
-            let col = alone
-                .or_else(|| block.iter().position(|&v| !beside(v, largest)))
-                .unwrap_or(0);
-            (index * MXFP4_BLOCK + col, WeightFormat::Bf16)
-        }
-        (None, _) => (0, WeightFormat::F32),
-    }
 }

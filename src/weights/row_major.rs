@@ -2,7 +2,8 @@
 //! rows are looked up one by one, and what GPUs are sent, the wire format, which `kernels/wire.h` reads;
 //! `tests/header/wire.rs` compares the two, byte for byte.
 
-use super::{Layout, Rows, WeightFormat, row_to_f32};
+use super::encoding::row_to_f32;
+use super::{Layout, Rows, WeightFormat};
 use crate::checkpoint::Values;
 use crate::dtype::MXFP4_BLOCK;
 
