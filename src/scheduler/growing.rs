@@ -8,11 +8,8 @@ use super::sequence::Sequence;
 impl Scheduler {
     /// Takes its blocks from a sequence, which waits again.
     pub(super) fn preempt(&mut self, slot: usize) {
-        // What it waits for it has not computed.
-        if let Some(sequence) = &mut self.slots[slot]
-            && !sequence.awaits_beginning
-        {
-            sequence.preempt();
+        if let Some(sequence) = &mut self.slots[slot] {
+            sequence.preempt(sequence.shared * self.limits.block_tokens);
         }
         self.take_back(slot);
     }
@@ -39,7 +36,8 @@ impl Scheduler {
         while self.lacking > 0
             && let Some(&youngest) = self.running.last()
             && let Some(sequence) = &self.slots[youngest]
-            && self.lending.preempts(self.missed, sequence.fed())
+            // Each step it counts as missing a row who has one in so many.
+            && self.lending.preempts(self.missed, sequence.fed() * self.limits.turns())
         {
             self.missed = 0;
             self.preempt(youngest);

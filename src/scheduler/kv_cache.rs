@@ -16,6 +16,10 @@
 //! a sequence whose ring comes round to a block that is known, or that others hold, takes another one into its ring
 //! instead. There always is one, since a block that several sequences hold is counted in the ring of each. Where all
 //! others are taken, a block that only the tree knows is forgotten.
+//!
+//! So a beginning may be there whose last windows are gone. Who goes on behind it *computes those nodes once more*,
+//! into their own blocks: to the same bits, which others may read meanwhile. What it gains is their windows, and
+//! whoever comes next waits for these as for a beginning that is new.
 
 use super::blocks::{BlockPool, NONE};
 use super::limits::Limits;
@@ -57,16 +61,15 @@ pub struct Holdings {
     pub(super) full: BlockPool,
     pub(super) window: BlockPool,
     beginnings: Beginnings,
-    /// The nodes that [`Self::find`] has found.
+    /// The nodes that [`Self::find`] has found, and how many of them, the first ones, need not be computed.
     found: Vec<u32>,
+    computed: usize,
 }
 
 /// A beginning that is there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CachedBeginning {
-    /// Its blocks.
-    pub(super) blocks: usize,
-    /// How many of them, the first ones, are held by sequences.
+    /// How many of its blocks, the first ones, are held by sequences.
     pub(super) held: usize,
 }
 
@@ -80,6 +83,7 @@ impl Holdings {
             window: BlockPool::new(shape.window_blocks as u32, limits.max_batch)?,
             beginnings: Beginnings::new(nodes, shape.window_blocks, shape.block_tokens)?,
             found: memory::room(nodes, Purpose::Schedule)?,
+            computed: 0,
             shape,
         })
     }
@@ -94,7 +98,7 @@ impl Holdings {
         Ok(self)
     }
 
-    /// Looks for the longest beginning of these tokens that a sequence can go on behind, of at most `most` blocks.
+    /// Looks for the longest beginning of these tokens that is there, of at most `most` blocks.
     pub(super) fn find(&mut self, tokens: &[u32], most: usize) -> CachedBeginning {
         self.found.clear();
         let mut parent = NONE;
@@ -106,22 +110,23 @@ impl Holdings {
             parent = node;
         }
         // Who waits for a beginning is given the blocks of its window when it has been computed.
-        while let Some(&last) = self.found.last()
-            && self.beginnings.is_written(last)
-            && !self.has_window()
-        {
-            self.found.pop();
+        self.computed = self.found.len();
+        while self.computed > 0 && self.is_written(self.computed) && !self.has_window(self.computed) {
+            self.computed -= 1;
         }
         let held = self.found.partition_point(|&node| self.full.holders(node) > 0);
-        CachedBeginning {
-            blocks: self.found.len(),
-            held,
-        }
+        CachedBeginning { held }
     }
 
-    /// Whether the blocks of the windowed layers are there to which the first row behind what was found attends.
-    fn has_window(&self) -> bool {
-        self.attended(self.found.len())
+    /// Whether the last of the first so many nodes found is there.
+    fn is_written(&self, nodes: usize) -> bool {
+        self.beginnings.is_written(self.found[nodes - 1])
+    }
+
+    /// Whether the blocks of the windowed layers are there to which the first row behind so many of the nodes found
+    /// attends.
+    fn has_window(&self, nodes: usize) -> bool {
+        self.attended(nodes)
             .all(|block| self.beginnings.window(self.found[block]) != NONE)
     }
 
@@ -142,11 +147,14 @@ impl Holdings {
     /// Gives a sequence its first `blocks` blocks, behind the beginning found last, and a ring of the windowed layers.
     /// Adds the rest of its prompt to the tree.
     pub(super) fn start(&mut self, sequence: &mut Sequence, blocks: usize, ring: usize) {
-        let shared = self.found.len();
-        for i in 0..shared {
+        let (nodes, shared) = (self.found.len(), self.computed);
+        for i in 0..nodes {
             sequence.full.push(self.full.hold(self.found[i]));
         }
-        sequence.awaits_beginning = shared > 0 && !self.beginnings.is_written(self.found[shared - 1]);
+        sequence.awaits_beginning = shared > 0 && !self.is_written(shared);
+        for &node in &self.found[shared..] {
+            self.beginnings.unwrite(node);
+        }
         sequence.window.resize(ring, NONE);
         if !sequence.awaits_beginning {
             for block in self.attended(shared) {
@@ -163,7 +171,8 @@ impl Holdings {
             let block = self.lend_full();
             sequence.full.push(block);
         }
-        (sequence.nodes, sequence.shared, sequence.elsewhere) = (shared, shared, 0);
+        (sequence.nodes, sequence.shared, sequence.elsewhere) = (nodes, shared, 0);
+        sequence.found = nodes;
         sequence.position = shared * self.shape.block_tokens;
         sequence.planned = sequence.position;
         while sequence.nodes < sequence.n_prompt() / self.shape.block_tokens && self.add_next(sequence) {}
@@ -192,16 +201,13 @@ impl Holdings {
         }
     }
 
-    /// A sequence's node is there, and if `is_in_ring` its block of the windowed layers.
+    /// A sequence's node is there, and if `is_in_ring` its block of the windowed layers, unless the node has one.
     fn write(&mut self, sequence: &Sequence, place: usize, is_in_ring: bool) {
-        let ring = sequence.window.len();
-        let window = if is_in_ring && ring > 0 {
-            sequence.window[place % ring]
-        } else {
-            NONE
-        };
-        self.beginnings.write(sequence.full[place], window);
-        if window != NONE {
+        let (node, ring) = (sequence.full[place], sequence.window.len());
+        self.beginnings.write(node);
+        if is_in_ring && ring > 0 && self.beginnings.window(node) == NONE {
+            let window = sequence.window[place % ring];
+            self.beginnings.set_window(node, window);
             self.window.know(window);
         }
     }
@@ -225,18 +231,22 @@ impl Holdings {
         self.beginnings.is_written(sequence.full[sequence.shared - 1])
     }
 
-    /// The place of the first of a sequence's own nodes that is not there; `None` if all are.
+    /// The place of the first of a sequence's nodes that it has not computed, but was to; `None` if there is none.
     pub(super) fn first_not_computed(&self, sequence: &Sequence) -> Option<usize> {
-        let own = &sequence.full[sequence.shared..sequence.nodes];
-        let computed = own.partition_point(|&node| self.beginnings.is_written(node));
-        (computed < own.len()).then_some(sequence.shared + computed)
+        let computed = sequence.shared.max(sequence.planned / self.shape.block_tokens);
+        (computed < sequence.nodes).then_some(computed)
     }
 
-    /// Forgets a sequence's nodes from a place on, which nobody else holds: they will not be computed.
+    /// Forgets a sequence's nodes from a place on, which nobody else holds: they will not be computed. Those that it
+    /// has found, and would have computed once more, stay as they were.
     pub(super) fn forget(&mut self, sequence: &mut Sequence, from: usize) {
-        for &node in sequence.full[from..sequence.nodes].iter().rev() {
+        let new = sequence.found.max(from);
+        for &node in sequence.full[new..sequence.nodes].iter().rev() {
             self.beginnings.remove(node, &mut self.window);
             self.full.forget(node);
+        }
+        for &node in &sequence.full[from..new] {
+            self.beginnings.write(node);
         }
         sequence.nodes = from;
     }
@@ -397,12 +407,17 @@ impl Beginnings {
         true
     }
 
-    fn write(&mut self, node: u32, window: u32) {
-        let written = &mut self.nodes[node as usize];
-        (written.is_written, written.window) = (true, window);
-        if window != NONE {
-            self.of_window[window as usize] = node;
-        }
+    fn write(&mut self, node: u32) {
+        self.nodes[node as usize].is_written = true;
+    }
+
+    fn unwrite(&mut self, node: u32) {
+        self.nodes[node as usize].is_written = false;
+    }
+
+    fn set_window(&mut self, node: u32, window: u32) {
+        self.nodes[node as usize].window = window;
+        self.of_window[window as usize] = node;
     }
 
     fn is_written(&self, node: u32) -> bool {

@@ -558,7 +558,8 @@ impl Scheduler {
         for at in (0..self.running.len()).rev() {
             let slot = self.running[at];
             let sequence = self.slots[slot].as_ref();
-            if sequence.is_some_and(|sequence| place < sequence.shared && sequence.full[place] == node) {
+            let waits = |sequence: &Sequence| sequence.awaits_beginning && place < sequence.shared;
+            if sequence.is_some_and(|sequence| waits(sequence) && sequence.full[place] == node) {
                 self.take_back(slot);
             }
         }

@@ -56,7 +56,9 @@ pub(super) struct Sequence {
     pub(super) window: Vec<u32>,
     /// The first so many blocks of the full layers are nodes of the tree of beginnings.
     pub(super) nodes: usize,
-    /// The first so many of these were there when it started: it has not computed them.
+    /// The first so many of these were there when it started.
+    pub(super) found: usize,
+    /// The first so many of those it has not computed.
     pub(super) shared: usize,
     /// The first so many of these are held by younger sequences, too, and are free only when those have ended.
     pub(super) elsewhere: usize,
@@ -86,6 +88,7 @@ impl Sequence {
             most_full: tables.most_full,
             window: tables.window,
             nodes: 0,
+            found: 0,
             shared: 0,
             elsewhere: 0,
             awaits_beginning: false,
@@ -179,9 +182,11 @@ impl Sequence {
         self.position.saturating_sub(self.recomputed)
     }
 
-    /// Its committed rows will be computed again.
-    pub(super) fn preempt(&mut self) {
-        self.recomputed = self.recomputed.max(self.position);
+    /// Its committed rows will be computed again, if there are any behind those of `found` positions.
+    pub(super) fn preempt(&mut self, found: usize) {
+        if self.position > found {
+            self.recomputed = self.recomputed.max(self.position);
+        }
     }
 
     /// It waits again, with the tokens that it has.
