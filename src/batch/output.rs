@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub enum Want {
     /// The argmax. Of the rows [drawn](super::LogitsRow::is_drawn) also the token sampled, if the replica samples; else
     /// their logits. Their temperatures are above 0 and finite. Of the rows that have
-    /// [a grammar](super::LogitsRow::again) also the logits, which from a replica that samples must be
+    /// [a grammar](super::LogitsRow::second_coin) also the logits, which from a replica that samples must be
     /// [fetched](crate::replica::Replica::fetch). Of the rows that are [scored](super::RowScore) what their
     /// log-probabilities take, which not every replica gives.
     Tokens,

