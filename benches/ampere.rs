@@ -97,7 +97,7 @@ impl Model<'_> {
     /// When the last multiprocessor has multiplied its tiles.
     fn multiplying(&self, kernel: &Kernel, shape: &GemmShape, columns: usize, counts: &[usize]) -> f64 {
         let block_rows = kernel.cut.rows;
-        let step = parameter::number(kernel, "STEP").expect("the maker has it");
+        let width = parameter::number(kernel, "WIDTH").expect("the maker has it");
         let share = if shape.form == MatrixForm::Mxfp4 {
             MXFP4_SHARE
         } else {
@@ -107,8 +107,8 @@ impl Model<'_> {
         let mut ends = vec![0.0; self.card.multiprocessors];
         for &rows in counts.iter().filter(|&&rows| rows > 0) {
             let tiles = rows.div_ceil(kernel.tokens);
-            let width = rows.div_ceil(tiles).next_multiple_of(step);
-            let seconds = (2 * block_rows * width * columns) as f64 / rate;
+            let tokens = rows.div_ceil(tiles).next_multiple_of(width);
+            let seconds = (2 * block_rows * tokens * columns) as f64 / rate;
             for _ in 0..tiles * shape.n.div_ceil(block_rows) {
                 let first = ends.iter_mut().min_by(|a, b| f64::total_cmp(a, b));
                 *first.expect("there are multiprocessors") += seconds;

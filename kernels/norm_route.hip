@@ -5,7 +5,7 @@
 // have the same bits as those of the separate kernels. A single row's experts have a slot each, GROUP_ALIGN apart.
 //
 // Grid: one block per row of the bucket. Limits are those of norm.h and route.h. `norm.t32` and `route.t32` are unused;
-// `sort` and `gather` are used only if the bucket is of one row (`alone`).
+// `sort` and `gather` are used only if the bucket is of one row (`sends`).
 #include "norm_route.h"
 static_assert(NORM_ROUTE_THREADS == NORM_THREADS, "norm.h counts with them");
 

@@ -24,8 +24,8 @@
 //! workloads the library's scheduler decides each step, with as many KV blocks as the card has memory for (`group.rs`),
 //! by three schedules (`runs.rs`):
 //!
-//! - *spread*: starts are spread by the plan that the scheduler makes ahead, so that ages are apart;
-//! - *unplanned*: without that plan, requests start as soon as the scheduler's other rules have room for them;
+//! - *spread*: starts are spread by the scheduler's timetable, so that ages are apart;
+//! - *unplanned*: without it, requests start as soon as the scheduler's other rules have room for them;
 //! - *waves*: all ages alike; as many start together as have room at their longest, the next ones when the last has
 //!   ended. Not for mixed lengths.
 //!

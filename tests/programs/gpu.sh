@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Builds the library for every kind of GPU whose toolchain is here, and not where what was asked for is not compiled.
 # Runs the unit tests of the GPUs' code, tests the HIP driver with an emulator of AMD's GPUs, and that emulator. Checks
-# that no kernel has scratch or spills, the plain ones not with the oldest compiler either, and that no loop of AMD's
-# matrix products waits for loads that are to be in flight. No GPU is needed. With the argument `all` older compilers
-# compile all targets that they know and ptxas assembles for one more, which takes minutes.
+# that no kernel has scratch or spills, the plain ones not with the oldest compiler either, that no loop of AMD's matrix
+# products waits for loads that are to be in flight, and that the models of steps run. No GPU is needed. With the
+# argument `all` older compilers compile all targets that they know and ptxas assembles for one more, which takes
+# minutes.
 # LLVM_OBJDUMP names a disassembler that is not in PATH.
 . "$(dirname "$0")/lib.sh"
 find_toolchains
@@ -79,6 +80,10 @@ builds made 'NVIDIA kernels: GETP_CUDA_ARCHS=none' $cuda PATH=/none GETP_CUDA_AR
 [[ ${1:-} != all ]] || export GETP_TEST_EVERY_ARCH=1
 "$cargo" test --locked --features "$features" --lib -- backend::gpu
 "$cargo" test --locked --features "$features" "${checks[@]}" -- --nocapture
+# The models of steps on cards that there are none of.
+models=(--bench ampere)
+! command -v "${LLVM_MCA:-llvm-mca-22}" >/dev/null || models+=(--bench cdna)
+"$cargo" test --locked --features "$features" "${models[@]}"
 
 # AMD's kernels by the oldest clang that docs/gpus.md names, which does not know gfx950 and gfx1201, and these by an
 # early one that does. What it makes of the plain kernels takes seconds, of a family's minutes.
