@@ -30,18 +30,18 @@ template <class G> struct Blocks {
     const int blocks = (c.units + G::BLOCK_UNITS - 1) / G::BLOCK_UNITS;
     return (blocks - TID / 128 + T::WARPGROUPS - 1) / T::WARPGROUPS;
   }
-  // Calls Way::with<N, M>() for the least of wgmma's widths that holds the chunk's tokens, and the number of blocks. A
-  // warpgroup without blocks releases the stages.
-  template <class Way, int N, class... More>
+  // Calls Compute::with<N, M>() for the least of wgmma's widths that holds the chunk's tokens, and the number of
+  // blocks. A warpgroup without blocks releases the stages.
+  template <class Compute, int N, class... More>
   static DEV void pick(const GemmArgs& a, Pipe& p, const Chunk& c, More&... more) {
     if constexpr (N < T::N)
-      if (c.rows > N) return pick<Way, width_of(T::WIDTHS, N + 1)>(a, p, c, more...);
-    pick_blocks<Way, N, T::BLOCKS>(a, p, c, mine(c), more...);
+      if (c.rows > N) return pick<Compute, width_of(T::WIDTHS, N + 1)>(a, p, c, more...);
+    pick_blocks<Compute, N, T::BLOCKS>(a, p, c, mine(c), more...);
   }
-  template <class Way, int N, int M, class... More>
+  template <class Compute, int N, int M, class... More>
   static DEV void pick_blocks(const GemmArgs& a, Pipe& p, const Chunk& c, int mine, More&... more) {
-    if (mine == M) Way::template with<N, M>(a, p, c, more...);
-    else if constexpr (M > 1) pick_blocks<Way, N, M - 1>(a, p, c, mine, more...);
+    if (mine == M) Compute::template with<N, M>(a, p, c, more...);
+    else if constexpr (M > 1) pick_blocks<Compute, N, M - 1>(a, p, c, mine, more...);
     else skip(a, p);
   }
   static DEV void skip(const GemmArgs& a, Pipe& p) {

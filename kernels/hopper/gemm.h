@@ -6,7 +6,7 @@
 //   weights            ../mma/mxfp4.h, ../mma/w16.h
 //   activations        their format and number of terms
 //   a tile             Tile below; TokenTile (tokens_first.h)
-//   a way to run       who fills stages, and who finds chunks; producer and then consumer, from top to bottom:
+//   a way to run       who fills stages, and who finds chunks: the producer, and the consumer where it is its own
 //     Turns              few tokens: several producers take turns; each role finds its chunks (turns.h)
 //     HandedByLanes      up to 64 tokens: the producer finds chunks and hands them over (handed.h)
 //     HandedByThread     more tokens

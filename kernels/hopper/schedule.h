@@ -24,7 +24,7 @@ struct GroupTable {
   // tile's chunks the first extra[] have size[] + 1 units, the others size[].
   int more, parts[2], size[2], extra[2];
   int chunks, larger_chunks;
-  int further[2];                // from a position of this block to its next in even and odd rounds, see `turns`
+  int further[2];                // from a position of this block to its next in even and odd rounds, see `doubled`
 };
 
 // Widths of a tile, all multiples of 8 up to 256: bit w is set if it has that of 8 (w + 1) tokens.
@@ -163,9 +163,9 @@ template <int N, bool WARP> DEV void place_tile(const GroupTable& table, int til
 // A division takes as long as several multiplications of few tokens, so each chunk needs only one.
 template <int N, int CHUNK> struct SpreadSchedule {
   const GroupTable& table;
-  int turns;                                               // twice the position, odd in odd rounds
+  int doubled;                                               // twice the position, odd in odd rounds
 
-  DEV SpreadSchedule(const GroupTable& table) : table(table), turns(2 * BID) {}
+  DEV SpreadSchedule(const GroupTable& table) : table(table), doubled(2 * BID) {}
 
   // By one warp.
   DEV static void plan(GroupTable& t, int units) {
@@ -183,7 +183,7 @@ template <int N, int CHUNK> struct SpreadSchedule {
   }
 
   template <bool WARP> DEV bool next(Chunk& c) {
-    const int position = turns >> 1;
+    const int position = doubled >> 1;
     if (position >= table.chunks) return false;
     const bool larger = position < table.larger_chunks;
     const auto of_tile = [&](int fewer) {
@@ -195,7 +195,7 @@ template <int N, int CHUNK> struct SpreadSchedule {
     c.units = larger ? size + 1 : size;
     c.unit = larger ? index * (size + 1) : table.extra[fewer] * (size + 1) + index * size;
     place_tile<N, WARP>(table, (fewer ? table.more : 0) + nth, c);
-    turns += table.further[turns & 1];
+    doubled += table.further[doubled & 1];
     return true;
   }
 };
