@@ -80,10 +80,10 @@ builds made 'NVIDIA kernels: GETP_CUDA_ARCHS=none' $cuda PATH=/none GETP_CUDA_AR
 [[ ${1:-} != all ]] || export GETP_TEST_EVERY_ARCH=1
 "$cargo" test --locked --features "$features" --lib -- backend::gpu
 "$cargo" test --locked --features "$features" "${checks[@]}" -- --nocapture
-# The models of steps on cards that there are none of.
-models=(--bench ampere)
-! command -v "${LLVM_MCA:-llvm-mca-22}" >/dev/null || models+=(--bench cdna)
-"$cargo" test --locked --features "$features" "${models[@]}"
+# The models of steps on cards that there are none of, and of one workload.
+"$cargo" test --locked --features "$features" --bench ampere
+! command -v "${LLVM_MCA:-llvm-mca-22}" >/dev/null ||
+    "$cargo" test --locked --features "$features" --bench cdna -- W2
 
 # AMD's kernels by the oldest clang that docs/gpus.md names, which does not know gfx950 and gfx1201, and these by an
 # early one that does. What it makes of the plain kernels takes seconds, of a family's minutes.
