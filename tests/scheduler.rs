@@ -2226,22 +2226,29 @@ fn related(rng: &mut ChaCha8Rng, jobs: &mut [Job]) {
     }
 }
 
-/// A beginning whose windowed blocks others have taken is computed once more, by one for all, into the same blocks.
-#[test]
-fn a_beginning_whose_windows_are_gone_is_computed_once_more() {
-    let limits = Limits {
+/// Limits under which full blocks stay, and windowed ones of a long prompt do not stay for long.
+fn few_windowed_blocks() -> Limits {
+    Limits {
         full_blocks: 1000,
         window_blocks: 24,
         sliding_window: 33,
         share_answers: false,
         ..sharing(plain_limits())
-    };
-    let mut world = World::new(limits);
-    let document = counting(0, 160);
-    let read = |tail: u32| answered([document.clone(), counting(tail, 5)].concat(), 4);
-    world.submit(read(10_000));
+    }
+}
+
+/// Reads ten blocks that others read, too, and tokens of its own.
+fn reader(tail: u32, answer: usize) -> Job {
+    answered([counting(0, 160), counting(tail, 5)].concat(), answer)
+}
+
+/// A beginning whose windowed blocks others have taken is computed once more, by one for all, into the same blocks.
+#[test]
+fn a_beginning_whose_windows_are_gone_is_computed_once_more() {
+    let mut world = World::new(few_windowed_blocks());
+    world.submit(reader(10_000, 4));
     world.run();
-    // Each leaves windowed blocks that are known, until all of the document's have been taken.
+    // Each leaves windowed blocks that are known, until all of the reader's have been taken.
     for other in 0..8 {
         world.submit(answered(counting(1_000 * (other + 1), 160), 4));
         world.run();
@@ -2251,10 +2258,10 @@ fn a_beginning_whose_windows_are_gone_is_computed_once_more() {
     for round in 0..3 {
         let before = world.device.shared;
         for tail in 0..3 {
-            world.submit(read(20_000 + 100 * (3 * round + tail)));
+            world.submit(reader(20_000 + 100 * (3 * round + tail), 4));
         }
         assert!(world.step());
-        // Ten blocks of the document, and one for each that has the rows behind it.
+        // The ten blocks, and one for each reader's own tokens.
         assert_eq!(full - world.scheduler.free_blocks().full, 10 + 3, "round {round}");
         world.run();
         let readers = if round == 0 { 2 } else { 3 };
@@ -2266,31 +2273,22 @@ fn a_beginning_whose_windows_are_gone_is_computed_once_more() {
 /// Who computed a beginning may end while another one computes it once more, and that one may be cancelled.
 #[test]
 fn a_beginning_computed_once_more_stays_whoever_ends() {
-    let limits = Limits {
-        full_blocks: 1000,
-        window_blocks: 24,
-        sliding_window: 33,
-        share_answers: false,
-        ..sharing(plain_limits())
-    };
     for ends in [0, 4] {
-        let mut world = World::new(limits.clone());
-        let document = counting(0, 160);
-        let read = |tail: u32, answer: usize| answered([document.clone(), counting(tail, 5)].concat(), answer);
-        world.submit(read(10_000, 60));
+        let mut world = World::new(few_windowed_blocks());
+        world.submit(reader(10_000, 60));
         for other in 0..3 {
             (0..8).for_each(|_| assert!(world.step()));
             world.submit(answered(counting(1_000 * (other + 1), 160), 4));
         }
         (0..10).for_each(|_| assert!(world.step()));
-        world.submit(read(20_000, 4));
+        world.submit(reader(20_000, 4));
         assert!(world.step());
         assert_eq!((world.scheduler.running(), world.device.shared), (2, 0));
-        // One has answered for some time, the other one has read 31 tokens.
+        // One has answered for some time, the other one has read 32 tokens.
         assert!(world.cancel(ends));
         for (tail, shares) in [(30_000, if ends == 0 { 160 } else { 16 }), (40_000, 160)] {
             let before = world.device.shared;
-            world.submit(read(tail, 4));
+            world.submit(reader(tail, 4));
             world.run();
             assert_eq!(world.device.shared - before, shares, "{ends} ends");
         }

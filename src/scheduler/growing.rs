@@ -36,7 +36,7 @@ impl Scheduler {
         while self.lacking > 0
             && let Some(&youngest) = self.running.last()
             && let Some(sequence) = &self.slots[youngest]
-            // Each step it counts as missing a row who has one in so many.
+            // A sequence that waits is counted in each step, and would have a row in one of so many.
             && self.lending.preempts(self.missed, sequence.fed() * self.limits.turns())
         {
             self.missed = 0;

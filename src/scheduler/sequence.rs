@@ -56,9 +56,9 @@ pub(super) struct Sequence {
     pub(super) window: Vec<u32>,
     /// The first so many blocks of the full layers are nodes of the tree of beginnings.
     pub(super) nodes: usize,
-    /// The first so many of these were there when it started.
+    /// The first so many nodes were there when it started.
     pub(super) found: usize,
-    /// The first so many of those it has not computed.
+    /// The first so many nodes it does not compute: all that were there, but those whose windows are gone.
     pub(super) shared: usize,
     /// The first so many of these are held by younger sequences, too, and are free only when those have ended.
     pub(super) elsewhere: usize,
@@ -182,9 +182,9 @@ impl Sequence {
         self.position.saturating_sub(self.recomputed)
     }
 
-    /// Its committed rows will be computed again, if there are any behind those of `found` positions.
-    pub(super) fn preempt(&mut self, found: usize) {
-        if self.position > found {
+    /// Its committed rows will be computed again, if it has computed any behind the first `shared` ones.
+    pub(super) fn preempt(&mut self, shared: usize) {
+        if self.position > shared {
             self.recomputed = self.recomputed.max(self.position);
         }
     }
