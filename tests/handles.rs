@@ -2,7 +2,7 @@
 
 mod fake;
 
-use fake::{Control, Program, VOCAB, expected, finish, inference, last_error, quiet, vocabulary_file};
+use fake::{Control, Program, VOCAB, expected, expected_ending, finish, inference, last_error, quiet, vocabulary_file};
 use getp::abi::lifecycle;
 use getp::checkpoint::{CONFIG_BYTES, TensorLayout, config_from_bytes};
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -508,6 +508,46 @@ fn a_model_handle_warms_up_from_its_file_and_finishes_when_closed() {
         getp_model_close(model);
     }
     assert_eq!(control.dropped.load(SeqCst), 1);
+}
+
+/// Half of the prompts begin with the same tokens, and of the answers, most of which end early, some are preempted: what
+/// the statistics say of both is the difference between the tokens to be computed and the rows that were.
+#[test]
+fn the_statistics_say_what_was_shared_and_what_was_computed_again() {
+    use getp::abi::{library::*, status::*};
+    const STEPS: usize = 200;
+    let control = Arc::new(Control {
+        end_every: 90,
+        full_blocks: [(0, 16)].into(),
+        ..Control::default()
+    });
+    let prompts: Vec<String> = ('!'..'y')
+        .map(|c| match c as u32 % 2 {
+            0 => format!("{c}"),
+            _ => format!("of these thirty-three tokens each {c}"),
+        })
+        .collect();
+    let mut program = Program::new(&prompts.iter().map(String::as_str).collect::<Vec<_>>(), STEPS);
+    inference(&mut program, &control).unwrap();
+    for (prompt, row) in prompts.iter().zip(program.rows()) {
+        assert_eq!(row, expected_ending(prompt, STEPS, control.end_every));
+    }
+    let mut stats = Stats::default();
+    // SAFETY: structs of this test's own.
+    let status = unsafe { getp_stats_sized(&raw const *program.transformer, &mut stats, size_of::<Stats>()) };
+    assert_eq!(status, GETP_OK);
+    println!(
+        "{} tokens shared, {} computed again",
+        stats.shared_tokens, stats.recomputed_tokens
+    );
+    // The last token of an answer is not fed.
+    let to_compute = stats.prompt_tokens + stats.tokens - prompts.len() as u64;
+    assert_eq!(
+        to_compute + stats.recomputed_tokens - stats.shared_tokens,
+        control.rows.load(SeqCst) as u64
+    );
+    assert!(stats.shared_tokens > 1000 && stats.recomputed_tokens > 200);
+    finish(&mut program).unwrap();
 }
 
 /// A model file of the program's dimensions with random weights.

@@ -78,10 +78,12 @@ pub(super) struct Lending {
 pub(super) struct Growing {
     /// The blocks that are free when it has ended.
     pub(super) held: usize,
-    /// Its blocks beyond those of its prompt.
+    /// Its blocks beyond those of its prompt, or those that it has had.
     pub(super) length: usize,
     /// How many more it may ask for.
     pub(super) more: usize,
+    /// How many of these it will ask for: it was preempted, and has had them.
+    pub(super) certain: usize,
 }
 
 impl Growing {
@@ -91,6 +93,7 @@ impl Growing {
             held: first,
             length: 0,
             more: need - first,
+            certain: 0,
         }
     }
 
@@ -123,7 +126,10 @@ impl Likely {
         let times = one.more.div_ceil(self.step);
         for (time, blocks) in self.blocks[..=times].iter_mut().enumerate() {
             let grown = (time * self.step).min(one.more);
-            let (held, share) = ((one.held + grown) as f64, ends.share(one.length, grown));
+            let (held, share) = (
+                (one.held + grown) as f64,
+                ends.share(one.length, grown.saturating_sub(one.certain)),
+            );
             blocks.0 += held * share;
             blocks.1 += held * held * share * (1.0 - share);
         }
@@ -289,6 +295,7 @@ mod tests {
             held,
             length: held - first,
             more: need - held,
+            certain: 0,
         }
     }
 
@@ -352,6 +359,32 @@ mod tests {
             started
         };
         assert_eq!([0, 1, 40, 200, 360].map(most), [112, 112, 112, 165, 475]);
+    }
+
+    /// Most answers end at once, but one that was preempted at its sixth block will have as many again: fewer of such
+    /// start.
+    #[test]
+    fn what_a_preempted_sequence_has_had_is_certain() {
+        let most = |certain: usize| {
+            let mut lending = Lending::new(1000, 999).unwrap();
+            (0..400).for_each(|place| lending.ends.leave(usize::from(place % 10 == 0) * 9, place % 10 > 0));
+            assert!({
+                lending.learn(iter::empty());
+                lending.has_learned()
+            });
+            let one = Growing {
+                length: certain,
+                certain,
+                ..starting(1, 10)
+            };
+            let mut started = 0;
+            while lending.may_start(1, one) {
+                lending.start(1, one);
+                started += 1;
+            }
+            started
+        };
+        assert!(most(0) > 2 * most(6), "{} and {}", most(0), most(6));
     }
 
     /// Sequences of random needs ask for blocks in a random order, whatever was learned of how long they go on: someone

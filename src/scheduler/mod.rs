@@ -61,7 +61,7 @@ use crate::error::{Error, Result};
 use crate::grammar::Matcher;
 use crate::memory::{self, Purpose};
 use crate::request::{Answer, Request, Sampled, Sampling};
-use lending::Lending;
+use lending::{Growing, Lending};
 use sequence::{RESERVED_TOKENS, Sequence};
 use spread::{Pace, Room};
 use std::collections::VecDeque;
@@ -253,7 +253,9 @@ impl Scheduler {
             return false;
         }
         let found = self.cache.find(tokens, most);
-        self.fits(n_prompt, max_positions, found)
+        let need = self.limits.need(n_prompt, max_positions);
+        let first = self.limits.need(n_prompt, n_prompt).full;
+        self.fits(Growing::starting(first, need.full), need.window, found)
     }
 
     /// Tells of the requests that will be submitted, so that their starts are spread where more wait than have room.

@@ -186,6 +186,7 @@ fn rounds_taken(
                 held: one.held,
                 length: one.held - room.held(one.request, 0),
                 more: one.need - one.held,
+                certain: 0,
             });
         }
         let may_begin = |place: usize, running: usize| running < room.sequences && earliest(place) <= round;

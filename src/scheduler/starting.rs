@@ -11,10 +11,11 @@ impl Scheduler {
     /// a long one might wait for ever.
     pub(super) fn admit(&mut self) {
         while let Some(first) = self.waiting.front() {
-            let (n_prompt, max_positions) = (first.n_prompt(), first.max_positions());
-            let most = self.limits.beginning(n_prompt, first.scores_prompt());
+            let ring = self.limits.need(first.n_prompt(), first.max_positions()).window;
+            let starting = first.starting();
+            let most = self.limits.beginning(first.n_prompt(), first.scores_prompt());
             let found = self.cache.find(&first.tokens, most);
-            if !self.fits(n_prompt, max_positions, found) {
+            if !self.fits(starting, ring, found) {
                 return;
             }
             let (Some(sequence), Some(slot)) = (self.waiting.pop_front(), self.free_slots.pop()) else {
@@ -24,19 +25,17 @@ impl Scheduler {
         }
     }
 
-    /// Whether a slot is free, such a sequence may have its first blocks behind the beginning that was found for it,
-    /// and it is its time.
-    pub(super) fn fits(&mut self, n_prompt: usize, max_positions: usize, found: CachedBeginning) -> bool {
+    /// Whether a slot is free, such a sequence, of so many blocks of the windowed layers, may have its first blocks
+    /// behind the beginning that was found for it, and it is its time.
+    pub(super) fn fits(&mut self, starting: Growing, ring: usize, found: CachedBeginning) -> bool {
         if !self.running.is_empty() && !self.pace.may_start(self.steps, self.limits.turns()) {
             return false;
         }
-        let need = self.limits.need(n_prompt, max_positions);
-        if self.free_slots.is_empty() || need.window > self.window_free {
+        if self.free_slots.is_empty() || ring > self.window_free {
             return false;
         }
-        let held = self.limits.need(n_prompt, n_prompt).full;
         if found.held == 0 {
-            return self.lending.may_start(held, Growing::starting(held, need.full));
+            return self.lending.may_start(starting.held, starting);
         }
         // What others hold of the beginning is free only when this one has ended, too.
         self.share(found.held, true);
@@ -44,9 +43,7 @@ impl Scheduler {
         let others: usize = self.in_order().map(|(_, sequence)| sequence.elsewhere).sum();
         let fits = others <= (FULL_TABLES - 1) * self.limits.full_blocks
             && !self.lending.is_stuck()
-            && self
-                .lending
-                .may_start(held - found.held, Growing::starting(held, need.full));
+            && self.lending.may_start(starting.held - found.held, starting);
         self.share(found.held, false);
         self.stale = true;
         fits
@@ -55,16 +52,15 @@ impl Scheduler {
     /// Starts a sequence that fits, behind the beginning found for it.
     fn start(&mut self, mut sequence: Sequence, slot: usize, found: CachedBeginning) {
         let ring = self.limits.need(sequence.n_prompt(), sequence.max_positions()).window;
-        let held = sequence.first_full;
+        let starting = sequence.starting();
         if found.held > 0 {
             self.share(found.held, true);
             self.count_anew();
         }
-        self.lending
-            .start(held - found.held, Growing::starting(held, sequence.most_full));
+        self.lending.start(starting.held - found.held, starting);
         self.pace.start(self.steps);
         self.window_free -= ring;
-        self.cache.start(&mut sequence, held, ring);
+        self.cache.start(&mut sequence, starting.held, ring);
         if sequence.awaits_beginning {
             self.awaiting += 1;
         } else {

@@ -80,8 +80,9 @@ pub struct Control {
     pub fail_at: Option<usize>,
     /// The step that panics, from 1.
     pub panic_at: Option<usize>,
-    /// Steps of all replicas.
+    /// Steps of all replicas, and their rows.
     pub steps: AtomicUsize,
+    pub rows: AtomicUsize,
     /// Replicas opened.
     pub opened: AtomicUsize,
     /// Replicas dropped.
@@ -350,6 +351,7 @@ impl Replica for FakeReplica {
         assert!(self.under_way.len() < self.depth());
         self.steps += 1;
         self.control.steps.fetch_add(1, SeqCst);
+        self.control.rows.fetch_add(plan.rows(), SeqCst);
         assert_ne!(Some(self.steps), self.control.panic_at, "the fake panics");
         self.count_call()?;
         self.start_step(plan)?;
