@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 8f6b018f77dc268a) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 03c7464af6bcf2d2) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -97,7 +97,9 @@ struct LogitsRowInfo {
 // ATTENTION_GROUP * g on, and span s those from ATTENTION_SPAN * s on. The row has `row_items` of them. If there are
 // several, each has the units of one run of `run` units (a unit, a group or a span), and stores its sum. That of the
 // row's first item is at index `partial` of the workspace, the next one's at `partial` + 1. An item's keys are in at
-// most ITEM_PAGES pages.
+// most ITEM_PAGES pages. If `second` is not negative, another decoding row sees the same keys, in the same pages, and
+// the item is one of its as well; that of its first item is at index `second_partial`. Of such rows each item has the
+// units of a group, and this one's are all there.
 struct AttentionItem {
   int row;
   int first_unit;
@@ -105,7 +107,8 @@ struct AttentionItem {
   int row_items;
   int partial;
   int run;
-  int reserved[2];
+  int second;
+  int second_partial;
 };
 
 // A tile of prefill attention, the query rows of one block: `rows` rows from row `first` of the chunk on.
@@ -484,7 +487,7 @@ SIZE(LogitsRowInfo, 32) AT(LogitsRowInfo, row, 0) AT(LogitsRowInfo, slot, 4) AT(
   AT(LogitsRowInfo, next, 24) AT(LogitsRowInfo, top, 28)
 SIZE(AttentionItem, 32) AT(AttentionItem, row, 0) AT(AttentionItem, first_unit, 4) AT(AttentionItem, tokens, 8)
   AT(AttentionItem, row_items, 12) AT(AttentionItem, partial, 16) AT(AttentionItem, run, 20)
-  AT(AttentionItem, reserved, 24)
+  AT(AttentionItem, second, 24) AT(AttentionItem, second_partial, 28)
 SIZE(PrefillTile, 16) AT(PrefillTile, chunk, 0) AT(PrefillTile, first, 4) AT(PrefillTile, rows, 8)
   AT(PrefillTile, reserved, 12)
 SIZE(Step, 88) AT(Step, header, 0) AT(Step, tokens, 8) AT(Step, positions, 16) AT(Step, row_chunk, 24)

@@ -510,8 +510,8 @@ fn a_model_handle_warms_up_from_its_file_and_finishes_when_closed() {
     assert_eq!(control.dropped.load(SeqCst), 1);
 }
 
-/// Half of the prompts begin with the same tokens, and of the answers, most of which end early, some are preempted: what
-/// the statistics say of both is the difference between the tokens to be computed and the rows that were.
+/// Half of the prompts begin with the same tokens, and some of the answers, most of which end early, are preempted:
+/// what the statistics say of both is the difference between the tokens to be computed and the rows that were.
 #[test]
 fn the_statistics_say_what_was_shared_and_what_was_computed_again() {
     use getp::abi::{library::*, status::*};

@@ -5,6 +5,8 @@
 // Work.     The host lists work items (AttentionItem in args.h), longest first: a row and a run of its units of 128
 //           keys. A block is one wave and takes one item for one kv head. The grid has room for all; blocks without an
 //           item return.
+// Two rows. An item may be of two rows that see the same keys: the second one's heads are the columns that idle
+//           otherwise, and keys are read once for both.
 // Sum.      Each unit is summed on its own, and units are folded as attention_tree.h says, with the same arithmetic
 //           wherever it happens. Either one wave has the whole row, or several waves store the sum of a unit, group or
 //           span each, and the row's last wave to finish folds them. So a row's bits depend on the row alone.
@@ -32,7 +34,8 @@ struct Work {
   int first_key, last_key;       // keys that the row sees
   int row_unit, row_end;         // the row's units
   int unit, end;                 // the item's
-  int row_items, run, partial;  // see AttentionItem
+  int row_items, run, partial;   // see AttentionItem
+  int second, second_partial;    // see AttentionItem
   Pages pages;
 };
 
@@ -41,6 +44,7 @@ DEV Work work_of(const AttentionArgs& a, int index) {
   Work w;
   w.row = uniform(item->row), w.kv_head = index % a.kv_heads;
   w.row_items = uniform(item->row_items), w.run = uniform(item->run), w.partial = uniform(item->partial);
+  w.second = uniform(item->second), w.second_partial = uniform(item->second_partial);
   w.last_key = uniform(a.step.positions[w.row]), w.first_key = first_visible(a, w.last_key);
   w.row_unit = w.first_key / ATTENTION_UNIT, w.row_end = w.last_key / ATTENTION_UNIT + 1;
   w.unit = w.row_unit, w.end = w.row_end;
@@ -50,6 +54,15 @@ DEV Work work_of(const AttentionArgs& a, int index) {
   }
   w.pages = pages_of(a, a.step.chunks[uniform(a.step.row_chunk[w.row])]);
   return w;
+}
+
+// The same for its second row, which sees keys from position 0 on.
+DEV Work of_second(const AttentionArgs& a, const Work& w) {
+  Work other = w;
+  other.row = w.second, other.partial = w.second_partial;
+  other.last_key = uniform(a.step.positions[w.second]), other.row_end = other.last_key / ATTENTION_UNIT + 1;
+  other.row_items = part_of(other.row_end - 1, 0, w.run) + 1;
+  return other;
 }
 
 DEV Tile load_tile(Global keys) {
@@ -100,16 +113,17 @@ DEV void fold(Sums& a, const Sums& b) {
   for (int d = 0; d < 4; d++) for (int i = 0; i < 4; i++) a.o[d][i] = fma_rn(a.o[d][i], fa, mul_rn(b.o[d][i], fb));
 }
 
-// A partial sum is O [4][lane of 32][4], m [8], l [8]. Lanes of idle columns store nothing and load a neighbour's.
+// A partial sum is O [4][lane of 32][4], m [8], l [8]. `second`: whose columns are stored, the item's second row's or
+// its first one's; lanes of the others store nothing. All load: those of both columns what the row left.
 DEV float* partial_at(const AttentionArgs& a, const Work& w, int index) {
   return a.partials + ((i64)(w.partial + index) * a.kv_heads + w.kv_head) * PARTIAL_FLOATS;
 }
-DEV void leave(float* to, const Sums& s) {
-  const int n = LANE % 16, lane = LANE / 16 * GROUP_HEADS + n;
-  if (n >= GROUP_HEADS) return;
+DEV void leave(float* to, const Sums& s, bool second) {
+  const int n = LANE % GROUP_HEADS, lane = LANE / 16 * GROUP_HEADS + n;
+  if ((LANE % 16 >= GROUP_HEADS) != second) return;
   for (int d = 0; d < 4; d++) *(Acc*)(to + (d * 32 + lane) * 4) = s.o[d];
   to += GROUP_HEADS * HEAD_DIM;
-  if (LANE < GROUP_HEADS) to[n] = s.m, to[GROUP_HEADS + n] = s.l;
+  if (LANE < 16) to[n] = s.m, to[GROUP_HEADS + n] = s.l;
 }
 DEV Sums left_at(const float* from) {
   const int n = LANE % GROUP_HEADS, lane = LANE / 16 * GROUP_HEADS + n;
@@ -123,7 +137,7 @@ DEV Sums left_at(const float* from) {
 // In the wave's LDS: a sum is kept once every lane has read what was there.
 DEV void keep(float* to, const Sums& s) {
   wave_any(true);
-  leave(to, s);
+  leave(to, s, false);
 }
 DEV void fold_kept(Sums& s, const float* from) {
   Sums before = left_at(from);
@@ -167,10 +181,10 @@ template <int FORMAT> DEV void finish(const AttentionArgs& a, const Work& w, con
 // `sums`: the wave's own LDS, room for two sums, which add_unit() keeps.
 template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, float* sums) {
   u32v2 q[1][4] = {};
-  const int n = LANE % 16, g = LANE / 16;
-  if (n < GROUP_HEADS) {
-    const i64 head = (i64)w.row * a.heads + w.kv_head * GROUP_HEADS + n;
-    load_query(q[0], (const u16*)a.q + head * HEAD_DIM, g);
+  const int row = LANE % 16 < GROUP_HEADS ? w.row : w.second;
+  if (row >= 0) {
+    const i64 head = (i64)row * a.heads + w.kv_head * GROUP_HEADS + LANE % GROUP_HEADS;
+    load_query(q[0], (const u16*)a.q + head * HEAD_DIM, LANE / 16);
   }
   const int first = max_of(w.unit * ATTENTION_UNIT, w.first_key) / TILE;
   const int last = min_of(w.end * ATTENTION_UNIT - 1, w.last_key) / TILE;
@@ -206,12 +220,12 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
     if (end) break;
     unit = {UNSET, 0, {}};
   }
-  if (w.row_items > 1) {
-    leave(partial_at(a, w, part_of(w.unit, w.row_unit, w.run)), sum);
-    if (!arrives_last(a, w)) return;
-    sum = fold_partials(a, w);
+  if (w.row_items == 1) return finish<FORMAT>(a, w, sum);
+  for (int i = 0; i < (w.second < 0 ? 1 : 2); i++) {
+    const Work of = i == 0 ? w : of_second(a, w);
+    leave(partial_at(a, of, part_of(w.unit, w.row_unit, w.run)), sum, i == 1);
+    if (arrives_last(a, of)) finish<FORMAT>(a, of, fold_partials(a, of));
   }
-  finish<FORMAT>(a, w, sum);
 }
 
 template <int FORMAT> DEV void attention_decode(const AttentionArgs& a) {

@@ -45,8 +45,8 @@ static float from_format(int format, u16 v) { return format == FORMAT_F16 ? f16_
 struct Layer { int format, kv_heads, windowed, window; float query_scale, sink_mean; };
 
 // A chunk of a sequence. `id` determines the sequence's elements, whatever row it has and whatever other chunks there
-// are.
-struct Sequence { int id, first_position, rows; };
+// are. Its first `shared` keys and values may be those of the sequence before, in the same pages.
+struct Sequence { int id, first_position, rows, shared = 0; };
 
 // Keys, values and queries of sequences, functions of the id alone. Each is generated once per layer.
 struct Elements {
@@ -124,12 +124,16 @@ struct World {
     }
     header.chunks = (int)chunks.size();
     for (int i = pages - 1; i > 0; i--) std::swap(tables[i], tables[mixed(i * 31 + seed) % (i + 1)]);   // scattered
+    for (size_t s = 1; s < sequences.size(); s++)
+      std::copy_n(&tables[chunks[s - 1].full], sequences[s].shared / KV_PAGE, &tables[chunks[s].full]);
     kv.assign((size_t)(pages * page_bytes), 0xff);
   }
   const int* page_of(int s, int position) const {
     const ChunkInfo& c = chunks[s];
     return &tables[layer.windowed ? c.window + position / KV_PAGE % c.window_pages : c.full + position / KV_PAGE];
   }
+  // Whose keys and values a sequence has at a position.
+  int id_at(int s, int position) const { return sequences[position < sequences[s].shared ? s - 1 : s].id; }
   void fill() {
     q.resize((size_t)header.rows * layer.kv_heads * HEADS_OF_GROUP * DIM);
     for (int s = 0; s < (int)sequences.size(); s++) {
@@ -137,7 +141,7 @@ struct World {
       for (int p = 0; p < x.first_position + x.rows; p++) for (int h = 0; h < layer.kv_heads; h++) {
         u16* k = (u16*)(kv.data() + *page_of(s, p) * page_bytes + (i64)h * head_bytes);
         for (int v = 0; v < 2; v++) {
-          const float* from = elements(layer, v, x.id, h, p);
+          const float* from = elements(layer, v, id_at(s, p), h, p);
           for (int d = 0; d < DIM; d++) k[v * KV_PAGE * DIM + kv_index(p, d, DIM)] = to_format(layer.format, from[d]);
         }
       }
@@ -161,7 +165,7 @@ struct World {
       for (int u = first; u < end;) {
         const int next = whole ? end : std::min(end, (u / run + 1) * run);
         const int keys = std::min(next * ATTENTION_UNIT, positions[row] + 1) - u * ATTENTION_UNIT;
-        parts.push_back({row, u, keys, 0, sums, run, {}});
+        parts.push_back({row, u, keys, 0, sums, run, -1, 0});
         u = next;
       }
       for (AttentionItem& p : parts) p.row_items = (int)parts.size();
@@ -171,6 +175,22 @@ struct World {
     std::sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.tokens > b.tokens; });
     partials.assign((size_t)sums * layer.kv_heads * PARTIAL_FLOATS, NAN);
     (layer.windowed ? header.window_items : header.full_items) = (int)items.size();
+  }
+  // Each row's items that are of shared keys go to the row before, whose items they are as well.
+  void share_items() {
+    const auto of = [&](int row, int unit) {
+      return *std::find_if(items.begin(), items.end(), [&](auto& i) { return i.row == row && i.first_unit == unit; });
+    };
+    for (AttentionItem& item : items) {
+      const int other = item.row + 1, end = (item.first_unit + ATTENTION_GROUP) * ATTENTION_UNIT;
+      if (other == header.rows || end > sequences[other].shared) continue;
+      item.second = other, item.second_partial = of(other, item.first_unit).partial;
+    }
+    const auto has_another = [&](auto& item) {
+      return (item.first_unit + ATTENTION_GROUP) * ATTENTION_UNIT <= sequences[item.row].shared;
+    };
+    items.erase(std::remove_if(items.begin(), items.end(), has_another), items.end());
+    header.full_items = (int)items.size();
   }
   void plan_prefill(int tile_rows) {
     for (int c = 0; c < header.chunks; c++)
@@ -196,6 +216,14 @@ struct World {
   }
   void decode(int run) {
     plan_decode(run);
+    decode_items();
+  }
+  void decode_two_by_two() {
+    plan_decode(ATTENTION_GROUP);
+    share_items();
+    decode_items();
+  }
+  void decode_items() {
     launch(layer.format == FORMAT_F16 ? attention_decode_f16 : attention_decode_bf16, 64,
            (int)items.size() * layer.kv_heads + 5);
   }
@@ -220,7 +248,7 @@ struct World {
         double top = sink_of(layer, h) * 1.4426950408889634, sum, o[DIM] = {};
         const float* query = elements(layer, 2, id, h, last);
         for (int p = first_key(last); p <= last; p++) {
-          const float* key = elements(layer, 0, id, h / HEADS_OF_GROUP, p);
+          const float* key = elements(layer, 0, id_at(s, p), h / HEADS_OF_GROUP, p);
           double x = 0;
           for (int d = 0; d < DIM; d++) x += (double)query[d] * key[d];
           w.push_back(x), top = std::max(top, x);
@@ -229,7 +257,8 @@ struct World {
         for (size_t i = 0; i < w.size(); i++) {
           const double e = std::exp2(w[i] - top);
           sum += e;
-          const float* value = elements(layer, 1, id, h / HEADS_OF_GROUP, first_key(last) + (int)i);
+          const int p = first_key(last) + (int)i;
+          const float* value = elements(layer, 1, id_at(s, p), h / HEADS_OF_GROUP, p);
           for (int d = 0; d < DIM; d++) o[d] += e * value[d];
         }
         double size = 0, wrong = 0;
@@ -277,6 +306,17 @@ static void check_decode(const Layer& layer, const std::vector<int>& contexts) {
     same &= rows[i] == w.row(0);
   }
   report("decode", layer, error, same);
+}
+
+// Rows that share keys two by two, by items of both, have the bits that they have by items of their own.
+static void check_shared(const Layer& layer, const std::vector<Sequence>& sequences) {
+  World alone(layer, sequences), together(layer, sequences);
+  alone.decode(ATTENTION_GROUP);
+  together.decode_two_by_two();
+  const size_t all = alone.items.size(), both = together.items.size();
+  bool same = both < all;
+  for (size_t i = 0; i < sequences.size(); i++) same &= alone.row((int)i) == together.row((int)i);
+  report("shared", layer, together.error(), same);
 }
 
 // The same positions of one sequence, cut in several ways, must give the same bits.
@@ -331,6 +371,10 @@ int main(int argc, char** argv) {
     check_decode({format, 1, 0, 128, 10, -5}, {40, 333, 600});
     check_decode({format, 1, 0, 128, 1, 9}, {3, 130, 700});
     check_decode({format, 1, 1, 128, 1, -INFINITY}, {1, 130, 700});
+    check_shared({format, 2, 0, 128, 2, 0}, {{1, 599, 1}, {2, 1200, 1, 512}});
+    check_shared({format, 1, 0, 128, 10, -5},
+                 {{1, 700, 1}, {2, 512, 1, 512}, {3, 40, 1}, {4, 1100, 1}, {5, 1300, 1, 1024}});
+    if (!quick) check_shared({format, 1, 0, 128, 2, 0}, {{1, 3000, 1}, {2, 2700, 1, 2560}});
     if (!quick) check_decode({format, 1, 0, 128, 2, 0}, {2049, 2500, 5000});
     if (!quick) check_decode({format, 1, 1, 1000, 2, 0}, {900, 1000, 1001, 1500, 2600, 4100});
     check_prefill({format, 2, 0, 128, 1, 0}, 0, 70);

@@ -256,6 +256,42 @@ fn rows_longer_than_a_span() {
     }
 }
 
+/// Decoding rows that see the same keys in the same pages, up to different places, and others beside them: decode
+/// attention reads these keys once for two rows. More rows than a device's teams take.
+#[test]
+fn rows_that_share_groups_of_keys() {
+    let is_emulated = drivers()[0].device().runtime == "simt";
+    let [grouped, _] = configs();
+    let config = ModelConfig {
+        hidden_dim: 64,
+        n_layers: 2,
+        seq_len: 1300 + MORE,
+        ..grouped
+    };
+    let checkpoint = SyntheticCheckpoint::new(&config, 85, Temperament::Wild).unwrap();
+    let long = prompt(&config, 3, 1200);
+    let count = if is_emulated { 4 } else { 21 };
+    let prompts: Vec<_> = (0..count)
+        .map(|i| {
+            let shared = [570, 590, 0, 1200, 530, 1090][i % 6];
+            [&long[..shared], &prompt(&config, 50 + i, 9 + i)].concat()
+        })
+        .collect();
+    // No answer ends before others have begun.
+    let shared = |share_beginnings| Run {
+        record_all: false,
+        share_beginnings,
+        more: 2 * MORE,
+        ..run(Want::Logits)
+    };
+    let mut replica = open(&checkpoint, &options(Precision::Fast, count, 4096));
+    let apart = answer(&mut *replica, &config, &prompts, shared(false));
+    let together = answer(&mut *replica, &config, &prompts, shared(true));
+    for request in 0..count {
+        check(&apart, request, &together, request, "keys of two rows");
+    }
+}
+
 /// Requests that take all positions that released models have, one of them with an answer of many tokens, alone, with
 /// another chunk, and both together.
 #[test]

@@ -2,7 +2,7 @@
 //! function of a target and a shape and needs no device.
 
 use super::ladder::{Ladder, Setup};
-use getp::backend::gpu::attention_plan::{RunVerdict, least_run, plan_decode, runs};
+use getp::backend::gpu::attention_plan::{Load, RunVerdict, least_run, plan_decode, runs};
 use getp::backend::gpu::catalogue::Op;
 use getp::backend::gpu::family::verdict::Said;
 use getp::backend::gpu::launch::Launch;
@@ -124,13 +124,14 @@ impl Case<'_> {
         let decodes = self.ladder == Ladder::AttentionDecode;
         let mut items = Vec::new();
         if decodes {
-            plan_decode(
-                (0..rows).map(|row| (row, first, keys)),
-                self.config.n_kv_heads,
-                self.target.attention_items_at_once(),
-                least_run(rows, self.target.attention_team_rows()),
-                &mut items,
-            )?;
+            let contexts = (0..rows).map(|row| (row, first, keys));
+            let load = Load {
+                kv_heads: self.config.n_kv_heads,
+                at_once: self.target.attention_items_at_once(),
+                least_run: least_run(rows, self.target.attention_team_rows()),
+                most_partials: usize::MAX,
+            };
+            plan_decode(contexts, &[], &load, &mut Vec::new(), &mut items)?;
         }
         Ok(AttentionWork {
             windowed: self.windowed,

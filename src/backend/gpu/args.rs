@@ -144,7 +144,9 @@ shared! {
         /// units from ATTENTION_GROUP * g on, and span s those from ATTENTION_SPAN * s on. The row has `row_items` of
         /// them. If there are several, each has the units of one run of `run` units (a unit, a group or a span), and
         /// stores its sum. That of the row's first item is at index `partial` of the workspace, the next one's at
-        /// `partial` + 1. An item's keys are in at most ITEM_PAGES pages.
+        /// `partial` + 1. An item's keys are in at most ITEM_PAGES pages. If `second` is not negative, another decoding
+        /// row sees the same keys, in the same pages, and the item is one of its as well; that of its first item is at
+        /// index `second_partial`. Of such rows each item has the units of a group, and this one's are all there.
         #[derive(Pod, Zeroable, Default, PartialEq, Eq)]
         AttentionItem {
             row: i32,
@@ -153,7 +155,8 @@ shared! {
             row_items: i32,
             partial: i32,
             run: i32,
-            reserved: [i32; 2],
+            second: i32,
+            second_partial: i32,
         }
 
         /// A tile of prefill attention, the query rows of one block: `rows` rows from row `first` of the chunk on.

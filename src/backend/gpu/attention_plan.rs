@@ -3,11 +3,13 @@
 //! Decode attention is bound by memory bandwidth: all multiprocessors should read all the time and finish together. A
 //! row's keys form a fixed tree of units, groups and spans ([`AttentionItem`]), so that a row can be split at any of
 //! them (split-K) without changing a bit of its result. Partial sums of split rows cost memory traffic, and time at the
-//! end, when one block folds them all; so the longest runs of keys are taken that still balance. Prefill attention is
-//! split into tiles of query rows. Both lists are sorted longest first, but tiles of one chunk stay together: they read
-//! the same keys, which then come from the L2.
+//! end, when one block folds them all; so the longest runs of keys are taken that still balance. Two rows that see the
+//! same keys (`shared_keys.rs`) are split into groups, and have one item for each of those that they share. Prefill
+//! attention is split into tiles of query rows. Both lists are sorted longest first, but tiles of one chunk stay
+//! together: they read the same keys, which then come from the L2.
 
 use super::args::{ATTENTION_GROUP, ATTENTION_SPAN, ATTENTION_UNIT, AttentionItem, ITEM_PAGES, KV_PAGE, PrefillTile};
+use super::shared_keys::{GROUP_KEYS, Pair};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use std::cmp::Reverse;
@@ -16,26 +18,103 @@ use std::fmt;
 /// Units of a split row's items, largest first.
 const RUNS: [usize; 3] = [ATTENTION_SPAN, ATTENTION_GROUP, 1];
 
+/// What the items of decode attention are to fill, and where their partial sums have room.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// An item has a block for each KV head.
+    pub kv_heads: usize,
+    /// So many blocks run at once, each of which has an even share of the load.
+    pub at_once: usize,
+    /// No row is split into runs of less than so many units.
+    pub least_run: usize,
+    /// There is room for so many partial sums; [`max_partials`] at least.
+    pub most_partials: usize,
+}
+
+/// How a row is cut.
+#[derive(Clone, Copy, Debug)]
+pub struct RowCut {
+    row: usize,
+    first: usize,
+    keys: usize,
+    /// Units of an item.
+    run: usize,
+    /// The first partial sum.
+    partial: usize,
+    /// Groups whose items it shares, and the place of the row that it shares them with; the first one has the items.
+    shared: Option<(usize, usize)>,
+}
+
+impl RowCut {
+    fn items(&self) -> usize {
+        let (end, size) = (self.first + self.keys, self.run * ATTENTION_UNIT);
+        let whole = self.keys <= size && (end - 1) / KV_PAGE - self.first / KV_PAGE < ITEM_PAGES;
+        if whole {
+            1
+        } else {
+            (end - 1) / size - self.first / size + 1
+        }
+    }
+
+    fn partials(&self) -> usize {
+        match self.items() {
+            1 => 0,
+            several => several,
+        }
+    }
+}
+
 /// Lists the items of all decoding rows, longest first; returns the number of partial sums.
 ///
 /// `contexts` has for each row its index, the first key that it attends to, and the number of keys, its own included.
-/// An item has a block for each KV head, and `at_once` blocks run at once, each of which has an even share of the load.
-/// No row is split into runs of less than `least_run` units.
+/// `pairs` are of places among them, of rows that attend to all keys before their newest: as many of the first of them
+/// share items as there is room for partial sums.
 pub fn plan_decode(
-    contexts: impl Iterator<Item = (usize, usize, usize)> + Clone,
-    kv_heads: usize,
-    at_once: usize,
-    least_run: usize,
+    contexts: impl Iterator<Item = (usize, usize, usize)>,
+    pairs: &[Pair],
+    load: &Load,
+    cuts: &mut Vec<RowCut>,
     items: &mut Vec<AttentionItem>,
 ) -> Result<usize> {
+    cuts.clear();
     items.clear();
-    let (most, all) = contexts
-        .clone()
-        .fold((0, 0), |(most, all), (.., keys)| (keys.max(most), all + keys));
-    let run = taken(&runs(most, all, kv_heads, at_once, least_run));
-    let mut partials = 0;
-    for (row, first, keys) in contexts {
-        partials += cut_row(row, first, keys, run, partials, items)?;
+    let uncut = contexts.map(|(row, first, keys)| RowCut {
+        row,
+        first,
+        keys,
+        run: 1,
+        partial: 0,
+        shared: None,
+    });
+    memory::extend(cuts, uncut, Purpose::Step)?;
+    let longest = cuts.iter().map(|cut| cut.keys).max().unwrap_or(0);
+    let all: usize = cuts.iter().map(|cut| cut.keys).sum();
+    let run = taken(&runs(longest, all, load.kv_heads, load.at_once, load.least_run));
+    cuts.iter_mut().for_each(|cut| cut.run = run);
+    let mut partials = cuts.iter().map(RowCut::partials).sum();
+    for &Pair { rows, groups } in pairs {
+        let [a, b] = rows.map(|place| RowCut {
+            run: ATTENTION_GROUP,
+            ..cuts[place]
+        });
+        let others = partials - cuts[rows[0]].partials() - cuts[rows[1]].partials();
+        let with_both = others + a.partials() + b.partials();
+        if with_both > load.most_partials {
+            break;
+        }
+        partials = with_both;
+        for (cut, place, other) in [(a, rows[0], rows[1]), (b, rows[1], rows[0])] {
+            let shared = Some((groups, other));
+            cuts[place] = RowCut { shared, ..cut };
+        }
+    }
+    let mut partial = 0;
+    for cut in cuts.iter_mut() {
+        cut.partial = partial;
+        partial += cut.partials();
+    }
+    for place in 0..cuts.len() {
+        cut_row(cuts, place, items)?;
     }
     items.sort_unstable_by_key(|item| (Reverse(item.tokens), item.row, item.first_unit));
     Ok(partials)
@@ -119,39 +198,35 @@ pub fn least_run(rows: usize, team_rows: usize) -> usize {
     if rows <= team_rows { ATTENTION_GROUP } else { 1 }
 }
 
-/// Lists one row's items; returns the number of partial sums that they need.
-fn cut_row(
-    row: usize,
-    first: usize,
-    keys: usize,
-    run: usize,
-    first_partial: usize,
-    items: &mut Vec<AttentionItem>,
-) -> Result<usize> {
-    let end = first + keys;
-    let size = run * ATTENTION_UNIT;
-    let whole = keys <= size && (end - 1) / KV_PAGE - first / KV_PAGE < ITEM_PAGES;
-    let row_items = if whole { 1 } else { (end - 1) / size - first / size + 1 };
-    let mut begin = first;
+/// Lists the items of the row at a place, but for those that the first row of its pair has.
+fn cut_row(cuts: &[RowCut], place: usize, items: &mut Vec<AttentionItem>) -> Result<()> {
+    let cut = &cuts[place];
+    let (end, size, row_items) = (cut.first + cut.keys, cut.run * ATTENTION_UNIT, cut.items());
+    let (shared_end, other) = cut
+        .shared
+        .map_or((0, place), |(groups, other)| (groups * GROUP_KEYS, other));
+    let mut begin = if other < place { shared_end } else { cut.first };
     while begin < end {
         let until = if row_items == 1 {
             end
         } else {
             end.min((begin / size + 1) * size)
         };
+        let second = (begin < shared_end).then(|| &cuts[other]);
         let item = AttentionItem {
-            row: row as i32,
+            row: cut.row as i32,
             first_unit: (begin / ATTENTION_UNIT) as i32,
             tokens: (until - begin) as i32,
             row_items: row_items as i32,
-            partial: if row_items == 1 { 0 } else { first_partial as i32 },
-            run: run as i32,
-            reserved: [0; 2],
+            partial: if row_items == 1 { 0 } else { cut.partial as i32 },
+            run: cut.run as i32,
+            second: second.map_or(-1, |second| second.row as i32),
+            second_partial: second.map_or(0, |second| second.partial as i32),
         };
         memory::push(items, item, Purpose::Step)?;
         begin = until;
     }
-    Ok(if row_items == 1 { 0 } else { row_items })
+    Ok(())
 }
 
 /// Splits chunks `(chunk, first position, rows)` into tiles of at most `rows_per_tile` rows: chunks with the longest
@@ -186,6 +261,9 @@ pub fn plan_prefill(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rand::seq::SliceRandom;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
 
     const MULTIPROCESSORS: usize = 132;
     const KV_HEADS: usize = 8;
@@ -224,20 +302,23 @@ mod tests {
         assert_eq!(at, first + keys, "each key once");
     }
 
+    fn load(least_run: usize, most_partials: usize) -> Load {
+        Load {
+            kv_heads: KV_HEADS,
+            at_once: MULTIPROCESSORS,
+            least_run,
+            most_partials,
+        }
+    }
+
     fn check(contexts: &[(usize, usize, usize)]) -> Vec<AttentionItem> {
         check_runs(contexts, 1)
     }
 
     fn check_runs(contexts: &[(usize, usize, usize)], least_run: usize) -> Vec<AttentionItem> {
         let mut items = Vec::new();
-        let partials = plan_decode(
-            contexts.iter().copied(),
-            KV_HEADS,
-            MULTIPROCESSORS,
-            least_run,
-            &mut items,
-        )
-        .unwrap();
+        let load = load(least_run, usize::MAX);
+        let partials = plan_decode(contexts.iter().copied(), &[], &load, &mut Vec::new(), &mut items).unwrap();
         let keys = contexts.iter().map(|&(.., keys)| keys).sum();
         assert!(
             partials <= max_partials(keys, KV_HEADS, MULTIPROCESSORS),
@@ -299,6 +380,76 @@ mod tests {
         assert_eq!(runs(890, 1024), 16);
     }
 
+    /// Every row has all its keys once, by items of its own or of the row that it shares them with, and each has a
+    /// partial sum of its own for each of them, of which there are no more than have room.
+    #[test]
+    fn pairs_share_items_and_no_partial_sums() {
+        for seed in 0..200 {
+            let rng = &mut ChaCha8Rng::seed_from_u64(seed);
+            let rows = rng.random_range(2..60);
+            let longest = [700, 3000, 20_000][rng.random_range(0..3)];
+            let contexts: Vec<_> = (0..rows)
+                .map(|row| (3 * row, 0, rng.random_range(1..=longest)))
+                .collect();
+            let mut places: Vec<usize> = (0..rows).collect();
+            places.shuffle(rng);
+            let mut pairs = Vec::new();
+            for two in places.chunks_exact(2) {
+                let most = two
+                    .iter()
+                    .map(|&place| (contexts[place].2 - 1) / GROUP_KEYS)
+                    .min()
+                    .unwrap();
+                if most > 0 && rng.random_bool(0.7) {
+                    let rows = [two[0].min(two[1]), two[0].max(two[1])];
+                    let groups = rng.random_range(1..=most);
+                    pairs.push(Pair { rows, groups });
+                }
+            }
+            let plan = |pairs: &[Pair], most_partials| {
+                let (load, mut items) = (load(1, most_partials), Vec::new());
+                let contexts = contexts.iter().copied();
+                let partials = plan_decode(contexts, pairs, &load, &mut Vec::new(), &mut items).unwrap();
+                (partials, items)
+            };
+            let (least, _) = plan(&[], usize::MAX);
+            let (most, all) = plan(&pairs, usize::MAX);
+            let mut two_rows = 0;
+            let shared: usize = pairs.iter().map(|pair| pair.groups).sum();
+            assert_eq!(all.iter().filter(|item| item.second >= 0).count(), shared);
+            for room in [least.max(most), least.max(most).midpoint(least), least] {
+                let (partials, mut items) = plan(&pairs, room);
+                assert!(partials <= room, "seed {seed}");
+                two_rows += items.iter().filter(|item| item.second >= 0).count();
+                let seconds = items.clone().into_iter().filter(|item| item.second >= 0);
+                let seconds: Vec<_> = seconds
+                    .map(|item| AttentionItem {
+                        row: item.second,
+                        partial: item.second_partial,
+                        row_items: contexts[item.second as usize / 3].2.div_ceil(GROUP_KEYS) as i32,
+                        ..item
+                    })
+                    .collect();
+                assert!(
+                    seconds
+                        .iter()
+                        .all(|item| item.tokens == GROUP_KEYS as i32 && item.run == 4)
+                );
+                items.extend(seconds);
+                items.sort_by_key(|item| (item.row, item.first_unit));
+                let mut used = vec![false; partials];
+                let mut rest = &items[..];
+                for &(row, first, keys) in &contexts {
+                    let (own, others) = rest.split_at(rest.iter().take_while(|item| item.row as usize == row).count());
+                    check_row(own, first, keys, &mut used);
+                    rest = others;
+                }
+                assert!(rest.is_empty() && used.iter().all(|&is_used| is_used), "seed {seed}");
+            }
+            assert!(two_rows >= shared);
+        }
+    }
+
     #[test]
     fn a_window_is_one_item() {
         let items = check(&[(0, 300 - 127, 128)]);
@@ -309,6 +460,7 @@ mod tests {
                 tokens: 128,
                 row_items: 1,
                 run: 1,
+                second: -1,
                 ..Default::default()
             }]
         );

@@ -218,13 +218,10 @@ impl Target {
             tiles,
         } = work;
         let kv_heads = config.n_kv_heads;
-        let of = |op| -> Vec<&'static Kernel> {
-            let mine = |kernel: &&'static Kernel| kernel.takes(config).is_ok();
-            self.kernels(op, Some(kv)).filter(mine).collect()
-        };
+        let of = |op| self.attention_kernels(op, config, kv);
         let (plain, exactly) = (of(Op::AttentionPlain), of(Op::AttentionExact));
         let (decode, prefill) = (of(Op::AttentionDecode), of(Op::AttentionPrefill));
-        let on_cores = !exact && !decode.is_empty() && !prefill.is_empty();
+        let on_cores = self.attends_on_cores(config, kv, exact);
         let by_exact = exact && !exactly.is_empty();
         let mut said = Vec::new();
         // Query heads that share a KV head share a block.
@@ -268,6 +265,17 @@ impl Target {
             }
         }
         said
+    }
+
+    fn attention_kernels(&self, op: Op, config: &ModelConfig, kv: Elements) -> Vec<&'static Kernel> {
+        let takes = |kernel: &&'static Kernel| kernel.takes(config).is_ok();
+        self.kernels(op, Some(kv)).filter(takes).collect()
+    }
+
+    /// Whether attention runs on the matrix cores, by kernels that read the keys that two decoding rows share once.
+    pub fn attends_on_cores(&self, config: &ModelConfig, kv: Elements, exact: bool) -> bool {
+        let is_there = |op| !self.attention_kernels(op, config, kv).is_empty();
+        !exact && is_there(Op::AttentionDecode) && is_there(Op::AttentionPrefill)
     }
 
     /// Norm and router in one kernel, where there is one for so many rows and a router held so.

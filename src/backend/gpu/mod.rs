@@ -27,6 +27,7 @@ pub mod peaks;
 pub mod profile;
 pub mod replica;
 pub mod shapes;
+pub mod shared_keys;
 pub mod stage;
 pub mod staging;
 pub mod step;

@@ -101,7 +101,7 @@ impl GpuReplica {
         let plans = Plans::new(
             &first.stream,
             common.capacity(most),
-            common.attention(&first),
+            common.attention(&first, most),
             common.depth,
             several,
         )?;

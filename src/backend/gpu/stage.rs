@@ -132,14 +132,13 @@ impl SizedStage {
             ..
         } = &loaded;
         let memory = StepMemory::new(&context.stream, plans)?;
-        let attention = common.attention(context);
-        let keys = FULL_TABLES * most.full * KV_PAGE + common.logits_rows * common.config.sliding_window;
+        let attention = common.attention(context, most);
         let capacity = common.capacity(most);
         let sizes = Sizes {
             rows: common.rows,
             logits_rows: common.logits_rows,
             positions: capacity.positions,
-            partials: max_partials(keys, common.config.n_kv_heads, attention.items_at_once),
+            partials: attention.partials,
             turns: common.depth,
         };
         let unembedding = weights.head.as_ref().map(|head| &head.unembedding);
@@ -379,14 +378,20 @@ impl Common {
         }
     }
 
-    /// What attention's planning needs to know of a device.
-    pub fn attention(&self, context: &Context) -> AttentionShape {
+    /// What attention's planning needs to know of a device, in steps over at most so many blocks.
+    pub fn attention(&self, context: &Context, most: KvBlocks) -> AttentionShape {
+        let Context { target, .. } = context;
+        let Self { config, numbers, .. } = self;
+        let keys = FULL_TABLES * most.full * KV_PAGE + self.logits_rows * config.sliding_window;
+        let items_at_once = target.attention_items_at_once();
         AttentionShape {
-            kv_heads: self.config.n_kv_heads,
-            window: self.config.sliding_window,
-            items_at_once: context.target.attention_items_at_once(),
-            team_rows: context.target.attention_team_rows(),
-            prefill_rows: context.target.prefill_rows(),
+            kv_heads: config.n_kv_heads,
+            window: config.sliding_window,
+            items_at_once,
+            team_rows: target.attention_team_rows(),
+            shares_keys: target.attends_on_cores(config, numbers.kv, numbers.exact),
+            partials: max_partials(keys, config.n_kv_heads, items_at_once),
+            prefill_rows: target.prefill_rows(),
         }
     }
 }

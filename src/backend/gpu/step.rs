@@ -9,9 +9,10 @@ use super::args::{
     AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile, Step, StepHeader, UPLOAD_PIECE, UPLOAD_SECTIONS,
     UploadArgs, UploadList, UploadSection,
 };
-use super::attention_plan::{least_run, plan_decode, plan_prefill};
+use super::attention_plan::{Load, RowCut, least_run, plan_decode, plan_prefill};
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
+use super::shared_keys::{PagedRow, Pair, pairs};
 use crate::batch::{Draw, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
@@ -48,6 +49,10 @@ pub struct AttentionShape {
     pub items_at_once: usize,
     /// Decoding rows up to which whole groups of units are shared out by the kernel.
     pub team_rows: usize,
+    /// Whether the kernel reads the keys that two rows share once for both.
+    pub shares_keys: bool,
+    /// Partial sums of split rows that there is room for.
+    pub partials: usize,
     /// Query rows a block of the prefill kernel takes.
     pub prefill_rows: usize,
 }
@@ -185,6 +190,10 @@ struct Scratch {
     full_items: Vec<AttentionItem>,
     window_items: Vec<AttentionItem>,
     prefill_tiles: Vec<PrefillTile>,
+    // What attention's planning needs.
+    order: Vec<usize>,
+    pairs: Vec<Pair>,
+    cuts: Vec<RowCut>,
 }
 
 impl StepMemory {
@@ -337,30 +346,29 @@ impl Scratch {
         });
         memory::extend(&mut self.logits, rows, Purpose::Step)?;
         let decoding = || plan.chunks[..plan.decode_chunks].iter();
-        self.full_items.clear();
-        let keys = |position: usize| (0, position + 1);
-        let rows = decoding().map(|chunk| (chunk.first_row, keys(chunk.first_position)));
-        let least_run = least_run(plan.decode_chunks, shape.team_rows);
-        plan_decode(
-            rows.map(|(row, (first, keys))| (row, first, keys)),
-            shape.kv_heads,
-            shape.items_at_once,
-            least_run,
-            &mut self.full_items,
-        )?;
+        let load = Load {
+            kv_heads: shape.kv_heads,
+            at_once: shape.items_at_once,
+            least_run: least_run(plan.decode_chunks, shape.team_rows),
+            most_partials: shape.partials,
+        };
+        self.pairs.clear();
+        if shape.shares_keys && plan.decode_chunks > shape.team_rows {
+            let rows = decoding().map(|chunk| PagedRow {
+                position: chunk.first_position,
+                pages: &plan.tables[chunk.full.clone()],
+            });
+            pairs(&memory::collect(rows, Purpose::Step)?, &mut self.order, &mut self.pairs)?;
+        }
+        let full = decoding().map(|chunk| (chunk.first_row, 0, chunk.first_position + 1));
+        plan_decode(full, &self.pairs, &load, &mut self.cuts, &mut self.full_items)?;
         self.window_items.clear();
         if shape.window > 0 {
             let rows = decoding().map(|chunk| {
                 let keys = shape.window.min(chunk.first_position + 1);
                 (chunk.first_row, chunk.first_position + 1 - keys, keys)
             });
-            plan_decode(
-                rows,
-                shape.kv_heads,
-                shape.items_at_once,
-                least_run,
-                &mut self.window_items,
-            )?;
+            plan_decode(rows, &[], &load, &mut self.cuts, &mut self.window_items)?;
         }
         self.prefill_tiles.clear();
         plan_prefill(
@@ -422,6 +430,7 @@ impl<'a> Blob<'a> {
 mod tests {
     use super::*;
     use crate::backend::gpu::driver::DevicePtr;
+    use crate::batch::Chunk;
     use std::mem::offset_of;
 
     const CAPACITY: Capacity = Capacity {
@@ -437,6 +446,8 @@ mod tests {
         window: 128,
         items_at_once: 1,
         team_rows: 0,
+        shares_keys: false,
+        partials: 0,
         prefill_rows: 16,
     };
     const HEADER: StepHeader = StepHeader {
@@ -503,6 +514,44 @@ mod tests {
             step.positions.raw().0 as usize,
             size_of::<StepHeader>() + 32,
             "20 bytes end within the second piece"
+        );
+    }
+
+    /// Rows whose tables begin alike have items of both, in a step of more rows than teams take, of full layers alone.
+    #[test]
+    fn two_rows_share_an_item_where_the_kernel_takes_both() {
+        let pages = |own: u32| (0..9).chain(own..own + 3).collect::<Vec<u32>>();
+        let tables = [pages(100), pages(200)].concat();
+        let chunk = |slot: usize| Chunk {
+            slot,
+            first_row: slot,
+            rows: 1,
+            first_position: 700,
+            full: 12 * slot..12 * slot + 12,
+            window: 0..3,
+        };
+        let plan = StepPlan {
+            decode_chunks: 2,
+            chunks: vec![chunk(0), chunk(1)],
+            tables,
+            ..StepPlan::default()
+        };
+        let seconds = |shares_keys, team_rows| {
+            let shape = AttentionShape {
+                shares_keys,
+                team_rows,
+                partials: 4,
+                ..ATTENTION
+            };
+            let mut scratch = Scratch::default();
+            scratch.fill(&plan, &shape, 10).unwrap();
+            let seconds = |items: &[AttentionItem]| items.iter().filter(|item| item.second == 1).count();
+            assert_eq!(seconds(&scratch.window_items), 0);
+            seconds(&scratch.full_items)
+        };
+        assert_eq!(
+            [(true, 1), (false, 1), (true, 2)].map(|(shares, team)| seconds(shares, team)),
+            [1, 0, 0]
         );
     }
 
