@@ -48,6 +48,12 @@ const EXACT_ATTENTION_FLOPS: f64 = 67e12;
 pub struct Part {
     /// Workloads; by default all but that of shared beginnings.
     names: Vec<String>,
+    /// Numbers of requests instead of the workload's.
+    #[arg(long, value_delimiter = ',')]
+    requests: Vec<usize>,
+    /// The most requests that run at once.
+    #[arg(long, default_value_t = AT_ONCE)]
+    at_once: usize,
 }
 
 pub fn run(args: &Args, part: &Part) -> anyhow::Result<()> {
@@ -68,7 +74,7 @@ pub fn run(args: &Args, part: &Part) -> anyhow::Result<()> {
             group: args.group.max(1),
             rng,
         }
-        .print(&part.names)?;
+        .print(part)?;
     }
     Ok(())
 }
@@ -116,7 +122,7 @@ struct Steady {
 
 impl Steady {
     /// `room`: how many sequences of so many positions have room in a step, of which so many pass through a group.
-    fn of(workload: &Workload, steps: usize, room: impl Fn(f64) -> usize) -> anyhow::Result<Self> {
+    fn of(workload: &Workload, at_once: usize, steps: usize, room: impl Fn(f64) -> usize) -> anyhow::Result<Self> {
         let lengths = workload.lengths(1)?;
         let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
             lengths.iter().map(|one| of(one.prompt as f64, one.output as f64)).sum()
@@ -127,7 +133,7 @@ impl Steady {
             name: workload.name,
             rows: match workload.output {
                 1 => 0,
-                _ => (lengths.len() / steps).min(AT_ONCE).min(room(keys)),
+                _ => (lengths.len() / steps).min(at_once).min(room(keys)),
             },
             keys,
             prompts: prompts / outputs,
@@ -166,7 +172,7 @@ struct Loops<'a> {
 }
 
 impl Loops<'_> {
-    fn print(&self, names: &[String]) -> anyhow::Result<()> {
+    fn print(&self, part: &Part) -> anyhow::Result<()> {
         println!(
             "{:<16}{:>6}{:>32}{:>11}{:>9}{:>11}{:>9}",
             "", "rows", "kernel", "TFLOP/s", "TB/s", "sustained", "TB/s"
@@ -186,11 +192,12 @@ impl Loops<'_> {
         let of_prompts = self.others(PROMPT_ROWS, &rates)?;
         let room = self.room()?;
         let mut allowed = Vec::new();
-        let is_wanted = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
+        let is_wanted = |name: &str| part.names.is_empty() || part.names.iter().any(|wanted| wanted == name);
         // Prompts with shared beginnings are not all computed.
         let workloads = WORKLOADS.iter().filter(|workload| workload.shared == 0);
-        for workload in workloads.filter(|workload| is_wanted(workload.name)) {
-            let steady = Steady::of(workload, self.group, &room)?;
+        let wanted = workloads.filter(|workload| is_wanted(workload.name));
+        for workload in wanted.flat_map(|workload| workload.with(&part.requests)) {
+            let steady = Steady::of(&workload, part.at_once, self.group, &room)?;
             let prompt = of_prompts + self.prompts_attention(steady.prompt_keys, &rates);
             let prompt = self.config.n_layers as f64 * prompt / PROMPT_ROWS as f64;
             allowed.push(match steady.rows {

@@ -11,6 +11,7 @@
 //!     cargo bench --bench gpu -- kernel NAME [--rows 1,32,890] [--family hopper] --why
 //!     cargo bench --bench gpu --features cuda -- draws
 //!     cargo bench --bench gpu --features cuda -- loops [W1 ..] [--shape 120b] [--precision exact]
+//!     cargo bench --bench gpu --features cuda -- demand [--shapes 20b,120b]
 //!     cargo bench --bench gpu --features cuda -- sums
 //!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96 | --model DIRECTORY]
 //!
@@ -18,8 +19,8 @@
 //! every kernel, by events on the device, and whole steps, over batch sizes. `kernel` runs each kernel that can do an
 //! operation, or the one that is named, compares its result with float64 and times it beside the plain one; without a
 //! name it lists all kernels, and with `--why` it says of each, without a device, too, whether the library may choose
-//! it, what it would cost, and which is taken. `draws` times sampling from whole rows on the host. `sums` says what
-//! Hopper's `exact` loses in its sums, by an emulation that needs no device. `warmup` times `warm_up` from a float32
+//! it, what it would cost, and which is taken. `draws` times sampling from whole rows on the host. `demand` finds the
+//! factors by which groups cut a model's layers. `sums` says what Hopper's `exact` loses in its sums, by an emulation that needs no device. `warmup` times `warm_up` from a float32
 //! checkpoint in host memory or a Hugging Face directory. Requests are greedy without `--temperature`, and end tokens
 //! are ignored, so that all answers have the given length; M's end where it says, which the scheduler does not foresee.
 
@@ -29,6 +30,7 @@
 mod bounds;
 #[path = "../chosen.rs"]
 mod chosen;
+mod demand;
 mod draws;
 mod kernel;
 mod loops;
@@ -127,13 +129,19 @@ enum Part {
     Machine,
     /// The products' inner loops on end, and what workloads could reach with them.
     Loops(loops::Part),
+    /// Stages' times, and the factors of `group/demand.rs` that meet them best.
+    Demand(demand::Args),
     /// What the sums of Hopper's `exact` lose, by emulation.
     Sums(sums::Args),
 }
 
 impl Args {
     fn config(&self) -> ModelConfig {
-        let mut config = match self.shape.as_str() {
+        self.config_of(&self.shape)
+    }
+
+    fn config_of(&self, shape: &str) -> ModelConfig {
+        let mut config = match shape {
             "7m" => ModelConfig::preset_7m(),
             "120b" => ModelConfig::preset_120b(),
             _ => ModelConfig::preset_20b(),
@@ -225,6 +233,7 @@ fn main() -> anyhow::Result<()> {
         Part::Warmup(part) => warmup::run(&args, part),
         Part::Machine => machine::run(&args),
         Part::Loops(part) => loops::run(&args, part),
+        Part::Demand(part) => demand::run(&args, part),
         Part::Sums(part) => {
             sums::run(&args, part);
             Ok(())

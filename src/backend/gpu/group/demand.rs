@@ -9,6 +9,7 @@ use crate::backend::gpu::kv::page_bytes;
 use crate::backend::gpu::ops::{SLACK_ROWS, slots, y_elements};
 use crate::backend::gpu::stage::{Common, reserved_bytes};
 use crate::backend::gpu::target::Target;
+use crate::config::ModelConfig;
 use crate::kv_blocks::block_bytes;
 use crate::options::Options;
 use crate::scheduler::FULL_TABLES;
@@ -20,14 +21,44 @@ use std::ops::Range;
 /// H200's, as the benches' records have them. Other devices' are in a like proportion.
 const BYTES_PER_S: f64 = 4.2e12;
 const FLOPS_PER_S: f64 = 7.5e14;
-/// A layer takes so many times what its weights take, so many times what its products take, partly beside the weights,
-/// and what its keys and values take. Fitted to the stages' milliseconds that `workloads W2 --devices cuda --group 2
-/// --overlap` prints for several `--requests`; the unit test has them.
-const WEIGHTS_FACTOR: f64 = 1.64;
-const PRODUCTS_FACTOR: f64 = 0.7;
-/// The unembedding takes so many times the longer of the two: alone it comes close to it, in long runs of all kernels
-/// not.
-const HEAD_FACTOR: f64 = 1.45;
+/// By how much a stage's parts take longer than the device's rates say.
+#[derive(Clone, Copy, Debug)]
+pub struct Factors {
+    /// Of what a layer's weights take.
+    pub weights: f64,
+    /// Of what its products take, partly beside the weights.
+    pub products: f64,
+    /// Of the longer of the two of the unembedding: alone it comes close to it, in long runs of all kernels not.
+    pub head: f64,
+}
+
+/// Found by `cargo bench --bench gpu --features cuda -- demand`; the unit test has what was measured.
+pub const FACTORS: Factors = Factors {
+    weights: 1.64,
+    products: 0.7,
+    head: 1.45,
+};
+
+/// Seconds of a stage's parts by the device's rates.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parts {
+    /// The layers' weights.
+    pub weights: f64,
+    /// Their products.
+    pub products: f64,
+    /// The unembedding.
+    pub head: f64,
+    /// Keys, values and the embedding, which take what the rates say.
+    pub others: f64,
+}
+
+impl Parts {
+    /// Seconds of the stage.
+    pub fn seconds(&self, factors: &Factors) -> f64 {
+        let scaled = factors.weights * self.weights + factors.products * self.products + factors.head * self.head;
+        scaled + self.others
+    }
+}
 
 /// A model on devices of a kind.
 pub struct Demand<'a> {
@@ -153,33 +184,41 @@ impl Demand<'_> {
 
     /// Seconds that a stage takes, compared with other ranges of layers, in steps of as many rows as there may be.
     pub fn seconds(&self, layers: &Range<usize>) -> f64 {
+        self.parts(layers).seconds(&FACTORS)
+    }
+
+    /// What a stage's seconds come from.
+    pub fn parts(&self, layers: &Range<usize>) -> Parts {
         let c = &self.common.config;
         let rows = self.common.logits_rows as f64;
-        let time = |bytes: f64, flops: f64| [bytes / BYTES_PER_S, flops / FLOPS_PER_S];
         let values = |id: TensorId| id.shape(c).into_iter().product::<usize>() as f64;
-        let one = |layer: usize| {
+        let mut parts = Parts::default();
+        for layer in layers.clone() {
             let dense = values(TensorId::Qkv { layer }) + values(TensorId::AttnOut { layer });
             let expert = values(TensorId::Mlp1 { layer, expert: 0 }) + values(TensorId::Mlp2 { layer, expert: 0 });
             let (k, experts) = (c.experts_per_token as f64, c.n_experts as f64);
             let hit = experts * (1.0 - (1.0 - k / experts).powf(rows));
-            // Half of a sequence is there on average, and most are half as long as they may be.
-            let keys = c.window(layer).unwrap_or(usize::MAX).min(c.seq_len / 4) as f64;
+            let keys = c.window(layer).unwrap_or(usize::MAX).min(mean_keys(c)) as f64;
             let kv = rows * keys * (2 * c.kv_dim() * self.common.numbers.kv.bytes()) as f64;
-            let bytes = 2.0 * dense + hit * expert * 17.0 / 32.0;
-            let [memory, matrix] = time(bytes, 2.0 * rows * (dense + k * expert));
-            WEIGHTS_FACTOR * memory + PRODUCTS_FACTOR * matrix + kv / BYTES_PER_S
-        };
-        let mut seconds: f64 = layers.clone().map(one).sum();
-        let table = values(TensorId::Unembedding);
+            parts.weights += (2.0 * dense + hit * expert * 17.0 / 32.0) / BYTES_PER_S;
+            parts.products += 2.0 * rows * (dense + k * expert) / FLOPS_PER_S;
+            parts.others += kv / BYTES_PER_S;
+        }
         if self.is_last(layers) {
-            let [memory, matrix] = time(2.0 * table, 2.0 * rows * table);
-            seconds += HEAD_FACTOR * memory.max(matrix);
+            let table = values(TensorId::Unembedding);
+            parts.head = (2.0 * table / BYTES_PER_S).max(2.0 * rows * table / FLOPS_PER_S);
         }
         if layers.start == 0 {
-            seconds += rows * 6.0 * c.hidden_dim as f64 / BYTES_PER_S;
+            parts.others += rows * 6.0 * c.hidden_dim as f64 / BYTES_PER_S;
         }
-        seconds
+        parts
     }
+}
+
+/// Keys that a row sees in a full layer, for a model of this `seq_len`: half of a sequence is there on average, and
+/// most are half as long as they may be.
+pub fn mean_keys(config: &ModelConfig) -> usize {
+    config.seq_len / 4
 }
 
 #[cfg(test)]
@@ -187,7 +226,6 @@ mod tests {
     use super::*;
     use crate::backend::gpu::catalogue::Elements;
     use crate::backend::gpu::group::fit::cards;
-    use crate::config::ModelConfig;
 
     fn targets() -> impl Iterator<Item = (&'static str, Target)> {
         cards().into_iter().map(|(card, family)| {
