@@ -71,7 +71,13 @@ void load_scalars(Wave& w, const Instruction& in) {
   const u64 offset = in.source[1].kind == Operand::NONE ? 0 : w.two_words(in.source[1]);
   const u64 by = in.source[1].kind == Operand::SCALAR ? low_word(offset) : offset;
   const u64 address = (w.pair(in.source[0].reg) + by + static_cast<u64>(in.offset)) & ~u64{3};
-  std::memcpy(&w.s[in.to.reg], w.global(address, 4 * WORDS, false), 4 * WORDS);
+  const u8* at = w.global(address, 4 * WORDS, false);
+  auto* to = reinterpret_cast<u8*>(&w.s[in.to.reg]);
+  if (View* view = w.block->view) {
+    view->load_scalars(address, 4 * WORDS, to);
+  } else {
+    std::memcpy(to, at, 4 * WORDS);
+  }
 }
 template <u32 WORDS>
 Operation scalars() {
@@ -92,6 +98,7 @@ void lds_load(Wave& w, const Instruction& in) {
 }
 template <u32 BYTES>
 void lds_store(Wave& w, const Instruction& in) {
+  ++*w.block->changes;
   each_active(w, [&](int lane) {
     store_lane<BYTES>(w, in.source[1].reg, lane, w.local(lds_address(w, in, lane, in.offset), BYTES, Access::WRITE));
   });
@@ -112,6 +119,7 @@ void lds_load_two(Wave& w, const Instruction& in) {
 }
 template <u32 WORDS, u32 STEP>
 void lds_store_two(Wave& w, const Instruction& in) {
+  ++*w.block->changes;
   const i64 offsets[2] = {in.offset, in.second_offset};
   for (int k = 0; k < 2; k++) {
     each_active(w, [&](int lane) {
@@ -123,6 +131,7 @@ void lds_store_two(Wave& w, const Instruction& in) {
 
 template <class F>
 void lds_replace(Wave& w, const Instruction& in) {
+  ++*w.block->changes;
   Values<u32> old{};
   each_active(w, [&](int lane) {
     u8* at = w.local(lds_address(w, in, lane, in.offset), 4, Access::ATOMIC);
@@ -160,20 +169,63 @@ u64 global_address(const Wave& w, const Instruction& in, int lane) {
 
 template <class Data>
 void global_load(Wave& w, const Instruction& in) {
-  load_lanes<Data>(w, in.to.reg, [&](int lane) { return w.global(global_address(w, in, lane), Data::bytes, false); });
+  View* view = w.block->view;
+  if (view) w.stores.begin();
+  u8 seen[Data::bytes];
+  load_lanes<Data>(w, in.to.reg, [&](int lane) -> const u8* {
+    const u64 address = global_address(w, in, lane);
+    const u8* at = w.global(address, Data::bytes, false);
+    if (!view) return at;
+    w.stores.before(*view, address, Data::bytes);
+    view->load(address, Data::bytes, in.scope, seen);
+    return seen;
+  });
 }
 template <u32 BYTES>
 void global_store(Wave& w, const Instruction& in) {
+  View* view = w.block->view;
+  if (view) w.stores.begin();
+  ++*w.block->changes;
   each_active(w, [&](int lane) {
-    store_lane<BYTES>(w, in.source[1].reg, lane, w.global(global_address(w, in, lane), BYTES, true));
+    const u64 address = global_address(w, in, lane);
+    u8* at = w.global(address, BYTES, true);
+    if (!view) return store_lane<BYTES>(w, in.source[1].reg, lane, at);
+    u8 data[BYTES];
+    store_lane<BYTES>(w, in.source[1].reg, lane, data);
+    w.stores.before(*view, address, BYTES);
+    w.stores.store(*view, address, BYTES, in.scope, data);
+  });
+}
+
+// Lets a function change a word in memory for each active lane. A word that stays as it is has not been stored.
+template <class Function>
+void change_words(Wave& w, const Instruction& in, Function change) {
+  View* view = w.block->view;
+  if (view) w.stores.begin();
+  each_active(w, [&](int lane) {
+    const u64 address = global_address(w, in, lane);
+    u8* at = w.global(address, 4, true);
+    u8 before[4], word[4];
+    if (view) {
+      w.stores.before(*view, address, 4);
+      view->load(address, 4, Scope::DEVICE, before);
+    } else {
+      std::memcpy(before, at, 4);
+    }
+    std::memcpy(word, before, 4);
+    change(lane, word);
+    *w.block->changes += std::memcmp(before, word, 4) != 0;
+    if (view) {
+      view->store_far(address, 4, Scope::DEVICE, word);
+    } else {
+      std::memcpy(at, word, 4);
+    }
   });
 }
 template <class F>
 void global_replace(Wave& w, const Instruction& in) {
   Values<u32> old{};
-  each_active(w, [&](int lane) {
-    old[lane] = replace<F>(w, in.source[1].reg, lane, w.global(global_address(w, in, lane), 4, true));
-  });
+  change_words(w, in, [&](int lane, u8* at) { old[lane] = replace<F>(w, in.source[1].reg, lane, at); });
   if (in.returns) write_words(w, in.to.reg, old.data());
 }
 template <class F>
@@ -186,8 +238,7 @@ Operation global_atomic(F) {
 // The first of two words of data replaces what equals the second.
 void compare_and_swap(Wave& w, const Instruction& in) {
   Values<u32> old{};
-  each_active(w, [&](int lane) {
-    u8* at = w.global(global_address(w, in, lane), 4, true);
+  change_words(w, in, [&](int lane, u8* at) {
     std::memcpy(&old[lane], at, 4);
     if (old[lane] == w.v[in.source[1].reg + 1].lane[lane]) std::memcpy(at, &w.v[in.source[1].reg].lane[lane], 4);
   });
@@ -228,6 +279,18 @@ void add_global(std::vector<Row>& rows, const std::string& kind) {
   rows.push_back({kind + "_atomic_cmpswap", atomic(compare_and_swap)});
 }
 
+void invalidate(Wave& w, const Instruction& in) {
+  if (View* view = w.block->view) view->invalidate(in.scope);
+}
+void invalidate_unit(Wave& w, const Instruction&) {
+  if (View* view = w.block->view) view->invalidate(Scope::BLOCK);
+}
+void write_back(Wave& w, const Instruction& in) {
+  w.wait(0);
+  View* view = w.block->view;
+  if (view && view->write_back(in.scope)) ++*w.block->changes;
+}
+// All blocks of a device of gfx90a have one L2.
 void nothing(Wave&, const Instruction&) {}
 
 }  // namespace
@@ -283,12 +346,12 @@ std::vector<Group> memory_instructions() {
        }},
       {"AMD Instinct MI200 ISA, 12: Global", global},
       {"AMD Instinct MI200 ISA, 12: FLAT", flat},
-      {"LLVM, User Guide for AMDGPU Backend: Memory Model (caches, which there are none of here)",
+      {"LLVM, User Guide for AMDGPU Backend: Memory Model",
        {
-           {"buffer_wbinvl1_vol", {nothing, "*"}, "gfx90a"},
-           {"buffer_invl2", {nothing, "*"}, "gfx90a"},
-           {"buffer_wbl2", {nothing, "*"}},
-           {"buffer_inv", {nothing, "*"}, "gfx942 gfx950"},
+           {"buffer_wbinvl1_vol", {invalidate_unit, "c"}, "gfx90a"},
+           {"buffer_invl2", {nothing, "c"}, "gfx90a"},
+           {"buffer_wbl2", {write_back, "c"}},
+           {"buffer_inv", {invalidate, "c"}, "gfx942 gfx950"},
        }},
   };
 }

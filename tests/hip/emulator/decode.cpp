@@ -180,7 +180,11 @@ void modify(Instruction& in, const std::string& modifier, const Operation& opera
     in.source[1].part = part(value);
   } else if (name == "clamp") {
     in.clamp = true;
-  } else if (name != "glc" && name != "sc0" && name != "sc1" && name != "nt" && name != "slc") {
+  } else if (name == "glc" || name == "sc1") {
+    in.scope = in.scope == Scope::BLOCK ? Scope::SYSTEM : Scope::DEVICE;
+  } else if (name == "sc0") {
+    in.scope = in.scope == Scope::DEVICE ? Scope::SYSTEM : Scope::BLOCK;
+  } else if (name != "nt" && name != "slc") {
     unknown("the modifier " + modifier);
   }
 }
@@ -227,6 +231,11 @@ Instruction decode(const std::string& text, u32 encoding, const std::string& tar
       case 'm': in.to_mask = operand(more ? operands[next++] : "", Type::WORD); break;
       // Words that follow this instruction's four bytes.
       case 'j': in.offset = 4 + 4 * i64{static_cast<i16>(encoding)}, next = operands.size(); break;
+      case 'c':
+        if (more) modifiers.insert(modifiers.begin(), operands[next++]);
+        break;
+      // vmcnt, in two parts.
+      case 'w': in.offset = (encoding & 0xf) | (encoding >> 10 & 0x30); return in;
       case '*': return in;
       default:
         if (more) in.source[place - '0'] = operand(operands[next++], operation.types[place - '0']);

@@ -1,5 +1,6 @@
 #include "launch.h"
 
+#include <bit>
 #include <ctime>
 #include <memory>
 #include <numeric>
@@ -87,6 +88,7 @@ void start(Wave& w, int number, Block& block, const Launch& launch, const Argume
   w.number = number;
   w.block = &block;
   w.executed = 0;
+  w.stores = Stores(settings().seed + 1'000'003 * (u64{block.id} * launch.threads + static_cast<u64>(number)));
   w.forget_region();
   const u32 left = launch.threads - static_cast<u32>(number) * LANES;
   w.set_pair(EXEC, left >= LANES ? ~u64{0} : (u64{1} << left) - 1);
@@ -144,10 +146,19 @@ double thread_seconds() {
 
 using Random = std::minstd_rand;
 
-// A number of steps after which a wave gives way, in a random order; in others a barrier or the end.
+// A number of steps after which a wave gives way: in a random order a random one, which is small; so is that of blocks
+// that run at once. Else it is a barrier, the end, or enough to be suspected of waiting for ever.
 u64 turn(Random& random) {
-  constexpr u64 MOST = 200;
-  return settings().order == Order::RANDOM ? 1 + random() % MOST : ~u64{0};
+  constexpr u64 SHORT = 200, LONG = 1 << 16;
+  if (settings().order == Order::RANDOM) return 1 + random() % SHORT;
+  return settings().residents > 1 ? SHORT : LONG;
+}
+
+// How many turns a wave misses after this one: of blocks that run at once, in a random order, some wait for long.
+u32 pause(Random& random) {
+  constexpr u32 SELDOM = 32, MOST = 64;
+  const bool any = settings().order == Order::RANDOM && settings().residents > 1 && random() % SELDOM == 0;
+  return any ? static_cast<u32>(random() % MOST) : 0;
 }
 
 void arrange(std::vector<u32>& what, Random& random) {
@@ -156,34 +167,116 @@ void arrange(std::vector<u32>& what, Random& random) {
   if (settings().order == Order::RANDOM) std::shuffle(what.begin(), what.end(), random);
 }
 
+std::string place_of(const Wave& w, const Program& program) {
+  return "block " + std::to_string(w.block->id) + ", wave " + std::to_string(w.number) + ", " +
+         program.text[w.next - 1];
+}
+
 // Until a wave gives way, waits or ends. A fault says where it was.
 void take_turn(Wave& w, const Program& program, u64 steps) {
   try {
     for (; steps && !w.ended && !w.at_barrier; steps--) step(w, program);
   } catch (const Fault& fault) {
-    throw Fault("block " + std::to_string(w.block->id) + ", wave " + std::to_string(w.number) + ", " +
-                program.text[w.next - 1] + ": " + fault.what());
+    throw Fault(place_of(w, program) + ": " + fault.what());
   }
 }
 
-void run_block(const Program& program, Block& block, std::vector<std::unique_ptr<Wave>>& waves, Random& random) {
-  std::vector<u32> order(waves.size());
-  for (;;) {
+// Whether a wave only waits: its registers and its place are as they were, and nobody has stored anything in between.
+class Rounds {
+ public:
+  // After a turn in which the wave has neither ended nor come to a barrier.
+  void look(const Wave& w) {
+    constexpr u64 FEW = 16;
+    if (changes_ != *w.block->changes) changes_ = *w.block->changes, turns_ = 0, done_ = false;
+    if (++turns_ < FEW || done_) return;
+    if (again_ || std::has_single_bit(turns_)) {
+      if (!before_) before_ = std::make_unique_for_overwrite<Wave>();
+      *before_ = w;
+      again_ = false;
+    } else {
+      done_ = same(w, *before_);
+    }
+  }
+  // Whether it has gone round, and since then there has been no other change.
+  bool done(u64 changes) const { return done_ && changes_ == changes; }
+  void begin_again() { done_ = false, again_ = true; }
+
+ private:
+  static bool same(const Wave& a, const Wave& b) {
+    return a.next == b.next && a.scc == b.scc && a.indexed_source == b.indexed_source &&
+           std::memcmp(a.s, b.s, sizeof a.s) == 0 && std::memcmp(a.v, b.v, sizeof a.v) == 0;
+  }
+
+  std::unique_ptr<Wave> before_;  // as it was when its turns were last a power of two
+  u64 turns_ = 0, changes_ = 0;   // since the last change; how many changes there have been
+  bool done_ = false, again_ = false;
+};
+
+// A block on the device, and its waves.
+struct Resident {
+  Block block;
+  View view;
+  std::vector<std::unique_ptr<Wave>> waves;
+  std::vector<Rounds> rounds;
+  std::vector<u32> pauses;  // turns that each wave still misses
+  bool runs = false;
+
+  // A turn of each wave that can have one. Whether the block has not ended.
+  bool take_turns(const Program& program, Random& random) {
+    std::vector<u32> order(waves.size());
     arrange(order, random);
-    bool runs = false, waits = false;
+    bool some_run = false, some_wait = false;
     for (const u32 number : order) {
       Wave& w = *waves[number];
-      take_turn(w, program, turn(random));
-      runs |= !w.ended && !w.at_barrier;
-      waits |= w.at_barrier;
+      if (pauses[number]) {
+        pauses[number]--;
+      } else if (!w.ended && !w.at_barrier) {
+        take_turn(w, program, turn(random));
+        pauses[number] = pause(random);
+        if (!w.ended && !w.at_barrier) rounds[number].look(w);
+      }
+      some_run |= !w.ended && !w.at_barrier;
+      some_wait |= w.at_barrier;
     }
-    if (runs) continue;
-    if (!waits) return;
+    if (some_run) return true;
+    if (!some_wait) return false;
     // All that have not ended are there.
     for (auto& w : waves) w->at_barrier = false;
     block.lds.barrier();
+    ++*block.changes;
+    return true;
   }
-}
+};
+
+// Blocks that are on the device at once.
+struct Device {
+  std::vector<Resident> residents;
+  u64 changes = 0;  // how often anything has been stored
+  int rounds = 0;   // how often all waves have gone round
+  u64 since = 0;    // the changes at the first of them
+
+  // Throws a Fault if nothing is left but waiting: all waves that are not at a barrier go round, for the third time. In
+  // the first L2 may have been made current, and in the second L1. A wave that counts as it waits is not found, nor one
+  // that comes to a barrier at each round.
+  void check(const Program& program) {
+    const Wave* waiting = nullptr;
+    if (since != changes) since = changes, rounds = 0;
+    for (const Resident& resident : residents) {
+      for (size_t i = 0; resident.runs && i < resident.waves.size(); i++) {
+        const Wave& w = *resident.waves[i];
+        if (w.ended || w.at_barrier) continue;
+        if (!resident.rounds[i].done(changes) || !w.stores.none()) return;
+        waiting = &w;
+      }
+    }
+    if (!waiting) return;
+    constexpr int LEVELS = 2;
+    if (rounds++ == LEVELS) throw Fault(place_of(*waiting, program) + ": nothing is left but waiting");
+    for (Resident& resident : residents) {
+      for (Rounds& one : resident.rounds) one.begin_again();
+    }
+  }
+};
 
 }  // namespace
 
@@ -199,29 +292,58 @@ void run(const Launch& launch, Memory& memory, const std::vector<int>& peers) {
   // Not on the stack, which may be memory of a kernel as a whole.
   const auto arguments = std::make_unique<const Arguments>(launch, memory);
   const u32 count = (launch.threads + LANES - 1) / LANES;
-  std::vector<std::unique_ptr<Wave>> waves(count);
-  for (auto& w : waves) {
-    w = std::make_unique_for_overwrite<Wave>();
-    // Also registers that the kernel has not, which a block does not begin with.
-    std::memset(w->v, POISON, sizeof w->v);
+  const u32 at_once = std::min(settings().residents, launch.blocks);
+  Caches caches(program.target == "gfx90a" ? 1 : 8, at_once);
+  Device device;
+  device.residents.resize(at_once);
+  for (Resident& resident : device.residents) {
+    resident.rounds.resize(count);
+    resident.pauses.resize(count);
+    resident.waves.resize(count);
+    for (auto& w : resident.waves) {
+      w = std::make_unique_for_overwrite<Wave>();
+      // Also registers that the kernel has not, which a block does not begin with.
+      std::memset(w->v, POISON, sizeof w->v);
+    }
+    Block& block = resident.block;
+    block.memory = &memory;
+    block.peers = &peers;
+    block.flushes_matrix_operands = program.target == "gfx90a";
+    block.code = reinterpret_cast<u64>(program.image);
+    block.indices = &program.index;
+    block.changes = &device.changes;
+    if (settings().caches) block.view = &resident.view;
   }
-  Block block;
-  block.memory = &memory;
-  block.peers = &peers;
-  block.flushes_matrix_operands = program.target == "gfx90a";
-  block.code = reinterpret_cast<u64>(program.image);
-  block.indices = &program.index;
 
   Random random(static_cast<Random::result_type>(settings().seed + kernel.launches));
-  std::vector<u32> order(launch.blocks);
+  std::vector<u32> order(launch.blocks), turns(at_once);
   arrange(order, random);
-  for (const u32 id : order) {
-    block.id = id;
-    block.lds.reset(kernel.lds + launch.dynamic_lds, static_cast<int>(count));
-    for (u32 i = 0; i < count; i++) start(*waves[i], static_cast<int>(i), block, launch, *arguments);
-    run_block(program, block, waves, random);
-    for (const auto& w : waves) kernel.instructions += w->executed;
+  auto next = order.begin();
+  const auto begin_next = [&](u32 place) {
+    Resident& resident = device.residents[place];
+    resident.runs = next != order.end();
+    if (!resident.runs) return;
+    resident.block.id = *next++;
+    resident.view = caches.view(place, resident.block.id);
+    resident.block.lds.reset(kernel.lds + launch.dynamic_lds, static_cast<int>(count));
+    for (u32 i = 0; i < count; i++) {
+      start(*resident.waves[i], static_cast<int>(i), resident.block, launch, *arguments);
+    }
+    device.changes++;
+  };
+  for (u32 place = 0; place < at_once; place++) begin_next(place);
+  for (u32 left = launch.blocks; left;) {
+    arrange(turns, random);
+    for (const u32 place : turns) {
+      Resident& resident = device.residents[place];
+      if (!resident.runs || resident.take_turns(program, random)) continue;
+      for (const auto& w : resident.waves) kernel.instructions += w->executed;
+      left--;
+      begin_next(place);
+    }
+    device.check(program);
   }
+  caches.write_back();
   kernel.launches++;
   kernel.blocks += launch.blocks;
   kernel.seconds += thread_seconds() - begin;

@@ -1,12 +1,14 @@
-// Runs a kernel: its blocks one after the other, the waves of a block in turns from barrier to barrier; both forward,
-// backward or at random.
+// Runs a kernel: its blocks one after the other, or several at once (HIP_EMULATOR_RESIDENT), whose waves take turns of
+// some instructions; the waves of a single block in turns from barrier to barrier. Both forward, backward or at random.
 //
-// Found are accesses outside of what is allocated, in memory and in LDS, races of a block's waves in LDS, and reads of
-// what nobody has written, by the values they give. A race in memory shows only where another order gives another
-// answer. Not seen is what a card does at once: caches and their fences, the order between blocks, waits that are
-// missing (s_waitcnt, and what independent instructions must not overlap), the order in which streams and devices
-// overtake each other, and time. No document says in which order the matrix cores add, and what the last bit of
-// v_exp_f32 and its like is: here both are as they may be.
+// Found are accesses outside of what is allocated, in memory and in LDS, races of a block's waves in LDS, a launch in
+// which nothing is left but waiting, and reads of what nobody has written, by the values they give. So are, with
+// HIP_EMULATOR_CACHES, reads of what another block has written where no fence or scope makes it visible, and stores
+// that overtake each other or an atomic operation for lack of a wait: caches.h says how. A race in memory shows only
+// where another order gives another answer. Not seen is what a card does at once: waits for loads that are missing,
+// and what independent instructions must not overlap, the order in which streams and devices overtake each other, and
+// time. No document says in which order the matrix cores add, and what the last bit of v_exp_f32 and its like is: here
+// both are as they may be.
 #pragma once
 #include <vector>
 

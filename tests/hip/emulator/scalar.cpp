@@ -116,8 +116,16 @@ Operation jump_if(F) {
 }
 
 void nothing(Wave&, const Instruction&) {}
-void end_program(Wave& w, const Instruction&) { w.ended = true; }
-void barrier(Wave& w, const Instruction&) { w.at_barrier = true; }
+void end_program(Wave& w, const Instruction&) {
+  w.wait(0);
+  w.ended = true;
+}
+void barrier(Wave& w, const Instruction&) {
+  w.wait(0);
+  w.at_barrier = true;
+}
+// Stores alone may be on their way.
+void wait_for_memory(Wave& w, const Instruction& in) { w.wait(static_cast<u64>(in.offset)); }
 void get_pc(Wave& w, const Instruction& in) { w.set_pair(in.to.reg, w.block->code + in.next); }
 void set_pc(Wave& w, const Instruction& in) { w.next = w.block->index_at(w.two_words(in.source[0]) - w.block->code); }
 
@@ -302,9 +310,9 @@ std::vector<Group> scalar_instructions() {
            {"s_cbranch_execz", jump_if([](const Wave& w) { return w.exec() == 0; })},
            {"s_cbranch_execnz", jump_if([](const Wave& w) { return w.exec() != 0; })},
            {"s_set_gpr_idx_off", {index_off, ""}},
+           {"s_waitcnt", {wait_for_memory, "w"}},
            // What they order has always happened here; they can be left out without a fault.
            {"s_nop", {nothing, "*"}},
-           {"s_waitcnt", {nothing, "*"}},
            {"s_setprio", {nothing, "*"}},
            {"s_sleep", {nothing, "*"}},
        }},

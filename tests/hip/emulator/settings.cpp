@@ -1,5 +1,6 @@
 #include "settings.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace emulator {
@@ -24,6 +25,8 @@ Settings read() {
   const std::string order = text("HIP_EMULATOR_ORDER", "forward");
   made.order = order == "forward" ? Order::FORWARD : order == "backward" ? Order::BACKWARD : Order::RANDOM;
   made.seed = std::strtoull(order.c_str(), nullptr, 0);
+  made.caches = number("HIP_EMULATOR_CACHES", 0) != 0;
+  made.residents = static_cast<u32>(std::max(1, number("HIP_EMULATOR_RESIDENT", 1)));
   made.objdump = text("HIP_EMULATOR_OBJDUMP", "llvm-objdump-22");
   made.report = text("HIP_EMULATOR_REPORT", "");
   made.version = number("HIP_EMULATOR_VERSION", 60'200'000);

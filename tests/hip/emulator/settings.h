@@ -16,6 +16,8 @@ struct Settings {
   int units;           // HIP_EMULATOR_UNITS: compute units; 0: what the library is compiled with
   Order order;         // HIP_EMULATOR_ORDER of blocks and waves: forward, backward, or a number for a random one
   u64 seed;
+  bool caches;          // HIP_EMULATOR_CACHES: 1 for caches that do not see each other
+  u32 residents;        // HIP_EMULATOR_RESIDENT: how many blocks of a launch run at once: 1
   std::string objdump;  // HIP_EMULATOR_OBJDUMP: llvm-objdump-22
   std::string report;   // HIP_EMULATOR_REPORT: a file to which kernels and their launches are written at the end
   // What is wrong with the runtime.

@@ -18,6 +18,8 @@ enum class Type : u8 { WORD, TWO_WORDS, F16, F32, F64, SIGNED_16, UNSIGNED_16 };
 //   0 1 2  a source
 //   a, A   none in the text: the destination is also source 2, or source 0
 //   j      where it jumps to, which is taken from its encoding
+//   w      how many accesses to memory may be on their way, which is taken from its encoding
+//   c      none, but modifiers that say whose caches
 //   *      whatever follows does nothing here
 //
 // An operand that the text may lack stands last. An atomic operation that returns the old value has `d` before its

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "caches.h"
 #include "lds.h"
 #include "memory.h"
 #include "numbers.h"
@@ -53,6 +54,7 @@ struct Instruction {
   Part part = Part::DWORD;                               // of the destination
   Rest rest = Rest::ZERO;
   bool clamp = false, returns = false;
+  Scope scope = Scope::WAVE;
 };
 
 // What has gone wrong in a kernel: the launch fails, and the device is lost.
@@ -69,6 +71,8 @@ struct Block {
   const std::unordered_map<u64, u32>* indices = nullptr;  // of its instructions, by their address in it
   u32 id = 0;
   Lds lds;
+  View* view = nullptr;    // through caches, if there are any
+  u64* changes = nullptr;  // how often anything has been stored in this launch
 
   u32 index_at(u64 address) const {
     const auto found = indices->find(address);
@@ -87,6 +91,14 @@ struct Wave {
   int number = 0;
   u64 executed = 0;
   Block* block = nullptr;
+  Stores stores;
+
+  // Until no more than so many of its accesses to memory are on their way.
+  void wait(u64 most) {
+    if (stores.none()) return;
+    ++*block->changes;
+    stores.wait(*block->view, most);
+  }
 
   u64 pair(int reg) const { return static_cast<u64>(s[reg + 1]) << 32 | s[reg]; }
   void set_pair(int reg, u64 value) {
