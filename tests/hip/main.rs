@@ -217,6 +217,117 @@ fn every_instruction_does_what_amd_s_documents_say() {
     }
 }
 
+/// `one_launch.hip`, compiled for this target with these macros.
+fn chain(folder: &Path, target: &str, macros: &[&str]) -> PathBuf {
+    let object = folder.join(format!("{target}{}.co", macros.concat()));
+    let root = env!("CARGO_MANIFEST_DIR");
+    let status = Command::new(clang())
+        .args("-x hip --cuda-device-only -mcode-object-version=5 -std=c++17 -O3 --no-gpu-bundle-output".split(' '))
+        .args(["-nogpulib", "-nogpuinc", "-Werror", "-I", &format!("{root}/kernels")])
+        .arg(format!("--offload-arch={target}"))
+        .args(macros.iter().map(|name| format!("-D{name}")))
+        .args([
+            Path::new(root).join("tests/hip/one_launch.hip").as_path(),
+            "-o".as_ref(),
+        ])
+        .arg(&object)
+        .status()
+        .unwrap();
+    assert!(status.success(), "{target}, {macros:?}");
+    object
+}
+
+/// What comes of it where caches do not see each other, with so many blocks at once, in this order.
+fn run_chain(object: &Path, target: &str, residents: u32, order: &str, arguments: &[&str]) -> String {
+    let output = Command::new(made().join("one_launch_test"))
+        .args([target.as_ref(), object])
+        .args(arguments)
+        .env("HIP_EMULATOR_CACHES", "1")
+        .env("HIP_EMULATOR_RESIDENT", residents.to_string())
+        .env("HIP_EMULATOR_ORDER", order)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{target}, order {order}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The blocks of `one_launch.hip`.
+const BLOCKS: u32 = 16;
+
+fn make_chain_test() {
+    make(
+        &made().join("one_launch_test"),
+        &[format!("BUILD={}", made().display())],
+    );
+}
+
+#[test]
+#[cfg_attr(
+    not(getp_emulated_code_objects),
+    ignore = "this build has no code objects for AMD, so maybe no compiler; make test-gpu makes one that has"
+)]
+fn values_cross_blocks_without_a_barrier() {
+    make_chain_test();
+    let folder = tempfile::tempdir().unwrap();
+    for target in ["gfx90a", "gfx942", "gfx950"] {
+        for macros in [&[][..], &["WIDE"]] {
+            let object = chain(folder.path(), target, macros);
+            for order in ["forward", "backward", "1", "2", "3"] {
+                let said = run_chain(&object, target, BLOCKS, order, &[]);
+                assert_eq!(said, "the same\n", "{target}, {macros:?}, order {order}");
+            }
+            let said = run_chain(&object, target, BLOCKS, "4", &["nan"]);
+            assert_eq!(said, "the same\n", "{target}, {macros:?}, of a NaN");
+        }
+    }
+}
+
+/// What the test above finds: each of these is wrong in one thing.
+#[test]
+#[cfg_attr(
+    not(getp_emulated_code_objects),
+    ignore = "this build has no code objects for AMD, so maybe no compiler; make test-gpu makes one that has"
+)]
+fn values_that_cross_blocks_in_a_wrong_way_are_found() {
+    const ORDERS: &[&str] = &["backward", "1"];
+    const WAITS: &str = ": nothing is left but waiting\n";
+    make_chain_test();
+    let folder = tempfile::tempdir().unwrap();
+    let wave = |scope| format!("{scope}=__HIP_MEMORY_SCOPE_WAVEFRONT");
+    let (load, store) = (wave("LOAD_SCOPE"), wave("STORE_SCOPE"));
+    for target in ["gfx90a", "gfx942"] {
+        let found = |macros: &[&str], orders: &[&str], arguments: &[&str], words: &[&str]| {
+            let object = chain(folder.path(), target, macros);
+            for order in orders {
+                let said = run_chain(&object, target, BLOCKS, order, arguments);
+                let expected = words.iter().any(|word| said.contains(word));
+                assert!(expected, "{target}, {macros:?}, order {order}: {said}");
+            }
+        };
+        found(&[&load], ORDERS, &[], &[WAITS]);
+        found(&["WIDE", "LOAD_BITS=\"\""], ORDERS, &[], &[WAITS]);
+        // gfx90a has no store of a narrower scope, as all of a device have one L2.
+        let narrow = if target == "gfx90a" { "the same" } else { WAITS };
+        found(&[&store], ORDERS, &[], &[narrow]);
+        found(&["ANY_NAN"], ORDERS, &["nan"], &[WAITS]);
+        found(&["ANY_NAN", "WIDE"], ORDERS, &["nan"], &[WAITS]);
+        found(&["NO_WIPE"], ORDERS, &[], &["differs"]);
+        // Who takes a value of another vector computes wrong ones, or leaves others waiting.
+        found(&["FEW_BUFFERS"], ORDERS, &[], &["differs", WAITS]);
+        // Stores overtake each other in random orders alone, and not so in each that it matters.
+        let object = chain(folder.path(), target, &["NO_WAIT"]);
+        let mut orders = ["1", "2", "3", "4", "5", "6"].into_iter();
+        assert!(
+            orders.any(|order| run_chain(&object, target, BLOCKS, order, &[]).contains("differs")),
+            "{target}"
+        );
+        // A block that is not on the device.
+        let object = chain(folder.path(), target, &[]);
+        let said = run_chain(&object, target, BLOCKS - 1, "forward", &[]);
+        assert!(said.ends_with(WAITS), "{target}: {said}");
+    }
+}
+
 #[test]
 fn nothing_links_to_the_runtime() {
     let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
