@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # AMD's machine code, on the emulator in tests/hip: models from end to end in every order of blocks and waves, with one
-# device, two and a group of two, and the kernels' own tests. On gfx90a, gfx942 and gfx950, every kernel of the library
-# has to have run. With the argument `all` also all of tests/gpu that does not need the SIMT machine. What instructions
-# do is tested in tests/hip.
+# device, two and a group of two, and the kernels' own tests. In random orders several blocks run at once, and caches do
+# not see each other. On gfx90a, gfx942 and gfx950, every kernel of the library has to have run. With the argument `all`
+# also all of tests/gpu that does not need the SIMT machine. What instructions do is tested in tests/hip.
 # LLVM_OBJDUMP and CXX name other programs than those in PATH.
 . "$(dirname "$0")/lib.sh"
 find_toolchains
@@ -71,6 +71,13 @@ for model in tiny heads drawn; do
     GETP_DEVICE=cpu GETP_PRECISION=exact quietly "$model on the CPU" answers "$model" "$scratch/$model"
 done
 
+# in_order ORDER COMMAND...
+in_order() {
+    local caches=0 residents=1
+    [[ $1 != [0-9]* ]] || caches=1 residents=5
+    HIP_EMULATOR_ORDER=$1 HIP_EMULATOR_CACHES=$caches HIP_EMULATOR_RESIDENT=$residents "${@:2}"
+}
+
 # on_amd "TARGET MODEL PRECISION ORDER DEVICES GROUP": exact answers are the CPU's.
 on_amd() {
     local target model precision order devices group profile=0 units=104
@@ -78,10 +85,11 @@ on_amd() {
     local out=$scratch/${1// /-}
     # A profile measures a device by a kernel of its own, which takes long for each compute unit.
     [[ $model != wide ]] || profile=1 units=1
-    HIP_EMULATOR_ARCH=$target HIP_EMULATOR_ORDER=$order HIP_EMULATOR_DEVICES=$devices \
+    HIP_EMULATOR_ARCH=$target HIP_EMULATOR_DEVICES=$devices \
         HIP_EMULATOR_UNITS=$units HIP_EMULATOR_REPORT=$scratch/ran-$target-$BASHPID ROCM_PATH=$emulator \
         GETP_DEVICE=hip GETP_GROUP=$group GETP_PRECISION=$precision GETP_PROFILE=$profile \
-        quietly "$target, $model, $precision, order $order, $devices devices, groups of $group" answers "$model" "$out"
+        quietly "$target, $model, $precision, order $order, $devices devices, groups of $group" \
+        in_order "$order" answers "$model" "$out"
     [[ $precision != exact ]] || same "$target, $model: the CPU's answers" "$scratch/$model" "$out"
 }
 runs=()
@@ -93,7 +101,8 @@ for target in "${targets[@]}"; do
 done
 side_by_side on_amd "${runs[@]}"
 
-# ---- The kernels' own tests, each target in an order of its own.
+# ---- The kernels' own tests, each target in an order of its own; attention, where a block reads what others have
+# written, in a random one.
 
 # kernels_of TARGET: their names.
 kernels_of() {
@@ -119,9 +128,9 @@ own_test() {
     read -r target order program argument <<<"$1"
     local files=("$objects/$target"-*.o)
     printf -v joined '%s:' "${files[@]}"
-    HIP_EMULATOR_ARCH=$target HIP_EMULATOR_ORDER=$order KERNEL_OBJECTS=${joined%:} \
-        HIP_EMULATOR_REPORT=$scratch/ran-$target-$program \
-        quietly "the kernels' own $program, $target, order $order" "$scratch/$program" ${argument:+"$argument"}
+    HIP_EMULATOR_ARCH=$target KERNEL_OBJECTS=${joined%:} HIP_EMULATOR_REPORT=$scratch/ran-$target-$program \
+        quietly "the kernels' own $program, $target, order $order" \
+        in_order "$order" "$scratch/$program" ${argument:+"$argument"}
 }
 orders=(backward 11 forward)
 own=()
@@ -129,9 +138,9 @@ for i in "${!targets[@]}"; do
     # The argument is one of their own orders, which the emulator does not have. It is also how many shapes two of them
     # take: all for one target, fewer for the others.
     shapes=$((i == 0 ? 0 : 2))
-    for program in "small_test 0" "mfma_test $shapes" "attention_test $shapes"; do
-        own+=("${targets[i]} ${orders[i % 3]} $program")
-    done
+    order=${orders[i % 3]}
+    own+=("${targets[i]} $order small_test 0" "${targets[i]} $order mfma_test $shapes"
+        "${targets[i]} 11 attention_test $shapes")
 done
 side_by_side own_test "${own[@]}"
 
