@@ -15,9 +15,10 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
 /// Runs a command that compiles `source` and takes `-o`, if it has not run before; `object` becomes a copy of what it
-/// made.
-pub fn compile(compiler: &Compiler, mut command: Command, source: &Path, object: &Path) -> Result<(), String> {
+/// made. Gives what the compiler said.
+pub fn compile(compiler: &Compiler, mut command: Command, source: &Path, object: &Path) -> Result<String, String> {
     let kept = folder().join(format!("{:016x}.o", key(compiler, &command, source)));
+    let said = kept.with_extension("txt");
     if !kept.exists() {
         // Whole or not there, whoever else builds in the same folder.
         let part = kept.with_extension(process::id().to_string());
@@ -26,9 +27,11 @@ pub fn compile(compiler: &Compiler, mut command: Command, source: &Path, object:
         if !output.status.success() {
             return Err(format!("{command:?}\n{}", String::from_utf8_lossy(&output.stderr)));
         }
+        in_words(fs::write(&said, &output.stderr), &said)?;
         in_words(fs::rename(&part, &kept), &kept)?;
     }
-    in_words(fs::copy(&kept, object), object).map(drop)
+    in_words(fs::copy(&kept, object), object)?;
+    Ok(fs::read_to_string(&said).unwrap_or_default())
 }
 
 fn in_words<T>(result: io::Result<T>, path: &Path) -> Result<T, String> {

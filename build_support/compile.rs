@@ -23,6 +23,9 @@ pub struct CodeObject {
     pub path: PathBuf,
 }
 
+/// In what ptxas says where it makes wgmmas wait for each other.
+const LOSS: &str = "Potential Performance Loss";
+
 /// Compiles every file for one architecture; gives the first failure's output.
 pub fn compile_all<T: Compilers>(
     compiler: &Compiler,
@@ -35,7 +38,9 @@ pub fn compile_all<T: Compilers>(
         let path = out_dir().join(format!("{arch}-{}.o", file.replace(['/', '.'], "-")));
         let mut command = T::command(compiler, arch);
         command.args(include_flags(sources)).arg(source);
-        cache::compile(compiler, command, source, &path)?;
+        let said = cache::compile(compiler, command, source, &path)?;
+        let losses = said.lines().filter(|line| line.contains(LOSS));
+        losses.for_each(|line| println!("cargo::warning={file} for {arch}: {line}"));
         let arch = arch.to_owned();
         Ok(CodeObject {
             family,

@@ -139,7 +139,8 @@ struct SharedIfLong : InRegisters {
   template <class G> using Of = std::conditional_t<G::Op::LONG, OfAll<G>, OwnEpilogue::Of<G>>;
 };
 
-// It has a tile's tokens together: what it needs of them is loaded behind the first slab's wgmmas.
+// It has a tile's tokens together. What it needs of them is loaded behind the product: loads and branches between its
+// wgmmas have the compiler wait for each of these, which takes 6 % longer.
 struct StoredTile : InRegisters {
   static constexpr int shared_bytes(int warpgroups) { return warpgroups * (int)sizeof(QkvStoreTile<128>::Shared); }
   template <class G> struct Of {
@@ -158,8 +159,8 @@ struct StoredTile : InRegisters {
 #pragma unroll
       for (int m = 0; m < M; m++) bias[m] = G::Op::bias(a, c.group, Mine::row_of(c, m));
       const int last = min(c.unit + before(M - 1) + G::BLOCK_UNITS, c.unit + c.units) - 1;
-      const auto load = [&] { tile.load(s, c, c.unit + before(0), last); };
-      W16Loop<G, N, M>::template multiply_while<true>(a, p, sum, load);
+      W16Loop<G, N, M>::multiply(a, p, sum);
+      tile.load(s, c, c.unit + before(0), last);
 #pragma unroll
       for (int m = 0; m < M; m++) {
         if (m > 0 && G::T::WARPGROUPS * 64 % s.head_dim != 0) tile.load(s, c, c.unit + before(m), last);

@@ -22,11 +22,6 @@ template <class G, int N, int M, class Operands = WeightsAreA<G>> struct W16Loop
   enum : int { AT_ONCE = Operands::AT_ONCE };
 
   static DEV void multiply(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
-    multiply_while<false>(a, p, sum, [] {});
-  }
-  // Calls meanwhile() behind the first slab's wgmmas, if there is something to do.
-  template <bool SOMETHING, class Meanwhile>
-  static DEV void multiply_while(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2], Meanwhile meanwhile) {
     int held = -1, held_count = 0;
     auto multiply = [&](auto count) {
       constexpr int COUNT = decltype(count)::value;
@@ -49,7 +44,6 @@ template <class G, int N, int M, class Operands = WeightsAreA<G>> struct W16Loop
       held = first, held_count = COUNT;
     };
     int k = 0;
-    if constexpr (SOMETHING) multiply(Count<1>()), meanwhile(), k++;
     if constexpr (AT_ONCE > 1)
       for (; k + AT_ONCE <= a.k_blocks; k += AT_ONCE) multiply(Count<AT_ONCE>());
     for (; k < a.k_blocks; k++) multiply(Count<1>());
