@@ -7,6 +7,7 @@ use super::plans::decoding;
 use super::random_model::RandomModel;
 use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::Context;
+use getp::backend::gpu::driver::limited::limited;
 use getp::backend::gpu::group::demand::{Demand, FACTORS, Factors, Parts, mean_keys};
 use getp::backend::gpu::open::inspect::open_cut;
 use getp::backend::gpu::replica::GpuReplica;
@@ -41,7 +42,10 @@ struct Timed {
 pub fn run(args: &Global, part: &Args) -> anyhow::Result<()> {
     let options = args.options()?;
     let driver = super::usable(&options)?.swap_remove(0);
-    let contexts = [args.context(driver.clone())?, args.context(driver)?];
+    // Each has half of the memory that is free.
+    let half = driver.memory()?.free / 2;
+    let stage = || args.context(limited(driver.clone(), half, "a stage"));
+    let contexts = [stage()?, stage()?];
     println!("{}: ms of the two stages", contexts[0].driver.device().name);
     let mut timed = Vec::new();
     for shape in &part.shapes {
@@ -74,12 +78,9 @@ fn times(
 ) -> anyhow::Result<Vec<(usize, [Timed; 2])>> {
     let (layers, most) = (config.n_layers, part.rows.iter().copied().max().unwrap_or(1));
     let ends = [layers / 2, layers];
-    // Pages of half of a stage's layers for all keys of a row, and of the others for a window.
-    let key_bytes = 4 * config.kv_dim() * layers.div_ceil(4);
     let options = Options {
         max_batch: Some(most),
         step_tokens: Some(most),
-        kv_mb: (most * (mean_keys(config) + 512) * key_bytes).div_ceil(1 << 20),
         ..options.clone()
     };
     let model = RandomModel::new(config, 0.0);

@@ -20,9 +20,10 @@
 //! operation, or the one that is named, compares its result with float64 and times it beside the plain one; without a
 //! name it lists all kernels, and with `--why` it says of each, without a device, too, whether the library may choose
 //! it, what it would cost, and which is taken. `draws` times sampling from whole rows on the host. `demand` finds the
-//! factors by which groups cut a model's layers. `sums` says what Hopper's `exact` loses in its sums, by an emulation that needs no device. `warmup` times `warm_up` from a float32
-//! checkpoint in host memory or a Hugging Face directory. Requests are greedy without `--temperature`, and end tokens
-//! are ignored, so that all answers have the given length; M's end where it says, which the scheduler does not foresee.
+//! factors by which groups cut a model's layers. `sums` says what Hopper's `exact` loses in its sums, by an emulation
+//! that needs no device. `warmup` times `warm_up` from a float32 checkpoint in host memory or a Hugging Face directory.
+//! Requests are greedy without `--temperature`, and end tokens are ignored, so that all answers have the given length;
+//! M's end where it says, which the scheduler does not foresee.
 
 #![allow(missing_docs)]
 
