@@ -21,6 +21,9 @@ pub struct Args {
     /// Positions before the current one in each sequence.
     #[arg(long, default_value_t = 528)]
     context: usize,
+    /// Of these so many are in blocks that all sequences share.
+    #[arg(long, default_value_t = 0)]
+    shared: usize,
     /// Steps timed for each batch size, after one warm-up step.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
@@ -67,9 +70,10 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     // One replica after the other: both together would share the memory.
     let mut timed = args.replicas(&config, &options(true)?)?.swap_remove(0);
     println!(
-        "{}; {} positions behind each row; {LAYERS} layers and the unembedding",
+        "{}; {} positions behind each row, {} of them shared; {LAYERS} layers and the unembedding",
         timed.describe(),
-        part.context
+        part.context,
+        part.shared
     );
     let operations: Vec<_> = part
         .rows
@@ -172,6 +176,11 @@ fn plan(replica: &dyn Replica, rows: usize, part: &Args) -> anyhow::Result<StepP
     );
     let plan = decoding(rows, context, [full, window], |row| 100 + row as i32);
     let mut plan = drawing(plan, |_| part.draw());
+    let shared = part.shared.min(context) / blocks.tokens;
+    for chunk in 1..rows {
+        let (first, own) = (plan.chunks[0].full.start, plan.chunks[chunk].full.start);
+        plan.tables.copy_within(first..first + shared, own);
+    }
     let score = part.logprobs.map(|top| RowScore { next: None, top });
     plan.logits.iter_mut().for_each(|row| row.score = score);
     Ok(plan)

@@ -11,7 +11,7 @@
 template <int STAGES, int WARPS> struct Ring {
   enum : int { BARRIERS = WARPS * STAGES * TILE_BYTES, ALL_BYTES = WARPS * STAGES * (TILE_BYTES + 8) };
   u32 base, barriers;
-  u64 policy;                            // most keys and values are read once
+  u64 policy;                            // keys and values are read once
 
   DEV Ring(int warp) {
     const u32 all = shared_address(DYNAMIC_SHARED);
@@ -28,9 +28,8 @@ template <int STAGES, int WARPS> struct Ring {
     if (LANE != 0) return;
     const u8* from = tile_of(a, job, number);
     const int begin = page * KV_PAGE;
-    // What two rows share others are likely to see, too.
     copy_tile(base + stage * TILE_BYTES, from, max(job.first - begin, 0), min(job.last - begin, KV_PAGE - 1),
-              barriers + 8 * stage, job.run > 0 ? policy : evict_normal());
+              barriers + 8 * stage, policy);
   }
   DEV void wait(int stage, u32 parity) const { barrier_wait(barriers + 8 * stage, parity); }
 };

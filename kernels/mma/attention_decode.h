@@ -13,8 +13,6 @@
 //         same arithmetic wherever it happens. If one item has the whole row, a warp or team folds all. Otherwise each
 //         item stores the sum of its unit, group or span in `partials`, and the row's last item to finish folds them,
 //         one after the other: a row of 131,072 keys has 64. So a row's bits depend on its own keys alone.
-// Two     An item may be of two rows that see the same keys. A warp then multiplies each tile, which it reads once, by
-//         both rows' queries.
 // Team    With the fewest rows latency is the limit, and there are fewer jobs than warps. A block then takes a job,
 //         whose units its warps share out; each brings its units' sums to shared memory, and all fold them, each warp
 //         its part of the dims. `team` has four warps; `pair` has two, as many as there are units in most windows, and
@@ -52,21 +50,19 @@ struct Job {
   int row;
   int first, last;                       // the job's keys, by absolute position
   int row_first, row_last;               // keys that the row sees
-  int row_items, run, partial;           // see AttentionItem; run is 0 of an item of two rows, which is a group
+  int row_items, run, partial;           // see AttentionItem
   int page;                              // number of page first / KV_PAGE + LANE of the sequence
   bool any;                              // false: there are no more jobs
 };
 
-DEV const AttentionItem* item_of(const AttentionArgs& a, const Job& job) {
-  return (a.windowed ? a.step.window_items : a.step.full_items) + job.index / a.kv_heads;
-}
 DEV Job load_job(const AttentionArgs& a, int index, int jobs) {
   Job job = {};
   job.index = index, job.any = index < jobs;
   if (!job.any) return job;
-  const AttentionItem* item = item_of(a, job);
-  const int4 head = __ldg((const int4*)item), tail = __ldg((const int4*)item + 1);
-  job.row = head.x, job.row_items = head.w, job.partial = tail.x, job.run = tail.z < 0 ? tail.y : 0;
+  const AttentionItem* items = a.windowed ? a.step.window_items : a.step.full_items;
+  const int4 head = __ldg((const int4*)(items + index / a.kv_heads));
+  const int2 tail = __ldg((const int2*)(items + index / a.kv_heads) + 2);
+  job.row = head.x, job.row_items = head.w, job.partial = tail.x, job.run = tail.y;
   const ChunkInfo& chunk = a.step.chunks[job.row];               // chunks of one row come first: number `row`
   job.row_last = __ldg(&chunk.first_position);
   job.row_first = first_visible_key(a, job.row_last);
@@ -78,10 +74,10 @@ DEV Job load_job(const AttentionArgs& a, int index, int jobs) {
 
 // A lane's B fragments of q: dims 16 i + 2 (lane % 4) + {0, 1, 8, 9} of head lane / 4.
 struct Query { u32 v[2 * BLOCKS]; };
-DEV Query load_query(const AttentionArgs& a, const Job& job, int row) {
+DEV Query load_query(const AttentionArgs& a, const Job& job) {
   Query q = {};
   if (!job.any) return q;
-  const i64 head = (i64)row * a.heads + job.index % a.kv_heads * GROUP_HEADS + LANE / 4;
+  const i64 head = (i64)job.row * a.heads + job.index % a.kv_heads * GROUP_HEADS + LANE / 4;
   const u32* from = (const u32*)a.q + head * (HEAD_DIM / 2) + LANE % 4;
   UNROLL for (int i = 0; i < 2 * BLOCKS; i++) q.v[i] = __ldg(from + 4 * i);
   return q;
@@ -169,27 +165,21 @@ template <int COUNT> DEV void fold(Sums<COUNT>& a, const Sums<COUNT>& b) {
 DEV float max_over_keys(float v) { UNROLL for (int o = 4; o < 32; o *= 2) v = max_of(v, shfl_xor(v, o)); return v; }
 DEV float sum_over_keys(float v) { UNROLL for (int o = 4; o < 32; o *= 2) v += shfl_xor(v, o); return v; }
 
-// Scores s[b][0] and s[b][1] are heads h and h + 1 of key 16 b + lane / 4; s[b][2] and s[b][3] are those of key 16 b +
-// lane / 4 + 8.
-struct Scores { float s[BLOCKS][4]; };
-struct Values { u32 v[BLOCKS][4]; };     // A fragments of V^T, of 16 keys
-struct Tile { Scores scores; Values values[BLOCKS]; };
+// A tile in registers. Scores s[b][0] and s[b][1] are heads h and h + 1 of key 16 b + lane / 4; s[b][2] and s[b][3] are
+// those of key 16 b + lane / 4 + 8. v holds A fragments of V^T.
+struct Tile { float s[BLOCKS][4]; u32 v[BLOCKS][BLOCKS][4]; };
 
-// Those of each of the rows with a query.
-template <int FORMAT, int ROWS> DEV void read_scores(Scores* of, u32 at, const Offsets& o, const Query* q) {
+template <int FORMAT> DEV void read_tile(Tile& t, u32 at, const Offsets& o, const Query& q) {
   UNROLL for (int b = 0; b < BLOCKS; b++) {
-    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int j = 0; j < 4; j++) of[r].s[b][j] = 0;
+    t.s[b][0] = t.s[b][1] = t.s[b][2] = t.s[b][3] = 0;
     UNROLL for (int i = 0; i < BLOCKS; i++) {
       u32 k[4];
       load_matrices(k, at + o.k[i] + b * 16 * ROW_BYTES);
-      UNROLL for (int r = 0; r < ROWS; r++) mma<FORMAT>(of[r].s[b], k, q[r].v[2 * i], q[r].v[2 * i + 1]);
+      mma<FORMAT>(t.s[b], k, q.v[2 * i], q.v[2 * i + 1]);
     }
   }
-}
-DEV Values read_values(u32 at, const Offsets& o, int b) {
-  Values v;
-  UNROLL for (int i = 0; i < BLOCKS; i++) load_transposed(v.v[i], at + o.v[i] + b * 16 * ROW_BYTES);
-  return v;
+  UNROLL for (int b = 0; b < BLOCKS; b++)
+    UNROLL for (int i = 0; i < BLOCKS; i++) load_transposed(t.v[b][i], at + o.v[i] + b * 16 * ROW_BYTES);
 }
 
 // Masks the tile's keys outside first .. last: their scores become -inf. Their values become 0, since the stage may
@@ -197,19 +187,14 @@ DEV Values read_values(u32 at, const Offsets& o, int b) {
 DEV void mask_tile(Tile& t, int first, int last) {
   UNROLL for (int b = 0; b < BLOCKS; b++) UNROLL for (int half = 0; half < 2; half++) {
     const int score_key = 16 * b + 8 * half + LANE / 4, value_key = 16 * b + 8 * half + LANE % 4 * 2;
-    float* s = t.scores.s[b] + 2 * half;
-    if (score_key < first || score_key > last) s[0] = s[1] = NEGATIVE_INFINITY;
+    if (score_key < first || score_key > last) t.s[b][2 * half] = t.s[b][2 * half + 1] = NEGATIVE_INFINITY;
     const u32 keep = (value_key >= first && value_key <= last ? 0xffffu : 0) |
                      (value_key + 1 >= first && value_key + 1 <= last ? 0xffff0000u : 0);
-    UNROLL for (int i = 0; i < BLOCKS; i++) {
-      u32* v = t.values[b].v[i] + 2 * half;
-      v[0] &= keep, v[1] &= keep;
-    }
+    UNROLL for (int i = 0; i < BLOCKS; i++) t.v[b][i][2 * half] &= keep, t.v[b][i][2 * half + 1] &= keep;
   }
 }
 
-// Raises the running maximum if a score of the tile needs that.
-template <int FORMAT> DEV void raise(State& u, const Scores& t) {
+template <int FORMAT> DEV void add_tile(State& u, const Tile& t) {
   float top[2];
   UNROLL for (int h = 0; h < 2; h++) {
     top[h] = max_of(t.s[0][h], t.s[0][2 + h]);
@@ -222,14 +207,13 @@ template <int FORMAT> DEV void raise(State& u, const Scores& t) {
       UNROLL for (int i = 0; i < BLOCKS; i++) u.o[i][h] *= f, u.o[i][2 + h] *= f;
     }
   }
-}
-// Adds 16 keys.
-template <int FORMAT> DEV void add_block(State& u, const float (&s)[4], const Values& v) {
-  float w[4];
-  UNROLL for (int j = 0; j < 4; j++) w[j] = exp2_fast(s[j] - u.m[j % 2]);
-  u.sum[0] += w[0] + w[2], u.sum[1] += w[1] + w[3];
-  const u32 p0 = transpose8(pack_weights<FORMAT>(w[0], w[1])), p1 = transpose8(pack_weights<FORMAT>(w[2], w[3]));
-  UNROLL for (int i = 0; i < BLOCKS; i++) mma<FORMAT>(u.o[i], v.v[i], p0, p1);
+  UNROLL for (int b = 0; b < BLOCKS; b++) {
+    float w[4];
+    UNROLL for (int j = 0; j < 4; j++) w[j] = exp2_fast(t.s[b][j] - u.m[j % 2]);
+    u.sum[0] += w[0] + w[2], u.sum[1] += w[1] + w[3];
+    const u32 p0 = transpose8(pack_weights<FORMAT>(w[0], w[1])), p1 = transpose8(pack_weights<FORMAT>(w[2], w[3]));
+    UNROLL for (int i = 0; i < BLOCKS; i++) mma<FORMAT>(u.o[i], t.v[b][i], p0, p1);
+  }
 }
 
 // ---- partial sums of a row
@@ -312,38 +296,16 @@ template <class C> struct Reader {
   int stage = 0;
   u32 parity = 0;
 
-  DEV u32 wait() {
-    copies.ring.wait(stage, parity);
-    return copies.ring.base + stage * TILE_BYTES;
-  }
-  // The stage is free.
-  DEV void release() {
-    __syncwarp();
-    copies.start(stage);
-    if (++stage == C::STAGES) stage = 0, parity ^= 1;
-  }
   DEV void add_page(State& unit, const Job& job, int page, const Query& q) {
-    const u32 from = wait();
     Tile tile;
-    read_scores<C::FORMAT, 1>(&tile.scores, from, at, &q);
-    UNROLL for (int b = 0; b < BLOCKS; b++) tile.values[b] = read_values(from, at, b);
-    release();                                                   // the tile is in registers
+    copies.ring.wait(stage, parity);
+    read_tile<C::FORMAT>(tile, copies.ring.base + stage * TILE_BYTES, at, q);
+    __syncwarp();
+    copies.start(stage);                                         // the tile is in registers: its stage is free
+    if (++stage == C::STAGES) stage = 0, parity ^= 1;
     const int first = job.first - page * KV_PAGE, last = job.last - page * KV_PAGE;
     if (first > 0 || last < KV_PAGE - 1) mask_tile(tile, first, last);
-    raise<C::FORMAT>(unit, tile.scores);
-    UNROLL for (int b = 0; b < BLOCKS; b++) add_block<C::FORMAT>(unit, tile.scores.s[b], tile.values[b]);
-  }
-  // A page that two rows see as a whole. There are no registers for both and the tile.
-  DEV void add_page_of_two(State* units, const Query* q) {
-    const u32 from = wait();
-    Scores scores[2];
-    read_scores<C::FORMAT, 2>(scores, from, at, q);
-    UNROLL for (int r = 0; r < 2; r++) raise<C::FORMAT>(units[r], scores[r]);
-    UNROLL for (int b = 0; b < BLOCKS; b++) {
-      const Values v = read_values(from, at, b);
-      UNROLL for (int r = 0; r < 2; r++) add_block<C::FORMAT>(units[r], scores[r].s[b], v);
-    }
-    release();
+    add_tile<C::FORMAT>(unit, tile);
   }
 };
 
@@ -367,8 +329,18 @@ DEV void keep(float* to, const State& s) {
   store_partial<false>(to, s, 0);
   __syncwarp();
 }
-// Brings a warp's sum of a job to its row.
-template <class C> DEV void finish(const AttentionArgs& a, const Job& job, State& sum) {
+// A job of one warp. `span`: room for two sums, which add_unit() keeps.
+template <class C>
+DEV void attend_alone(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader, float* span) {
+  const int first = job.first / ATTENTION_UNIT, last = job.last / KV_PAGE;
+  State u = nothing(), sum;
+  for (int page = job.first / KV_PAGE; page <= last; page++) {
+    reader.add_page(u, job, page, q);
+    if (page < last && (page + 1) % UNIT_PAGES) continue;
+    sum_lanes(u);
+    add_unit(sum, u, page / UNIT_PAGES, first, page == last, span, span + PARTIAL_FLOATS);
+    u = nothing();
+  }
   if (job.row_items > 1) {
     store_part(a, job, sum, 0);
     if (!arrive_last(a, job)) return;
@@ -377,62 +349,6 @@ template <class C> DEV void finish(const AttentionArgs& a, const Job& job, State
     sum = tree.total;
   }
   store_row<C::FORMAT>(a, job, sum, load_sinks(a, job), 0);
-}
-
-// The sum of a job of one warp. `kept`: room for two sums, which add_unit() keeps.
-template <class C>
-DEV State attend_one(const Job& job, const Query& q, Reader<C>& reader, float* kept) {
-  const int first = job.first / ATTENTION_UNIT, last = job.last / KV_PAGE;
-  State u = nothing(), sum;
-  for (int page = job.first / KV_PAGE; page <= last; page++) {
-    reader.add_page(u, job, page, q);
-    if (page < last && (page + 1) % UNIT_PAGES) continue;
-    sum_lanes(u);
-    add_unit(sum, u, page / UNIT_PAGES, first, page == last, kept, kept + PARTIAL_FLOATS);
-    u = nothing();
-  }
-  return sum;
-}
-
-// The sums of a job of two rows, the units of a group. They are left at `kept`.
-template <class C> DEV void attend_two(const Query* q, Reader<C>& reader, float* kept) {
-#pragma unroll 1
-  for (int unit = 0; unit < ATTENTION_GROUP; unit++) {
-    State u[2] = {nothing(), nothing()};
-#pragma unroll 1
-    for (int page = 0; page < UNIT_PAGES; page++) reader.add_page_of_two(u, q);
-    UNROLL for (int r = 0; r < 2; r++) {
-      float* group = kept + r * PARTIAL_FLOATS;
-      sum_lanes(u[r]);
-      if (unit > 0) fold_kept(u[r], group);
-      keep(group, u[r]);
-    }
-  }
-}
-
-// A job of one warp. Of two rows, which see keys from position 0 on, one is finished after the other.
-template <class C>
-DEV void attend_alone(const AttentionArgs& a, Job& job, const Query& first, Reader<C>& reader, float* kept) {
-  State sum;
-  int left = 0;
-  if (job.run > 0) {
-    sum = attend_one(job, first, reader, kept);
-  } else {
-    const Query q[2] = {first, load_query(a, job, __ldg(&item_of(a, job)->second))};
-    attend_two(q, reader, kept);
-    load_partial<false>(sum, kept, 0);
-    left = 1, job.run = ATTENTION_GROUP;
-  }
-#pragma unroll 1
-  for (;; left--) {
-    finish<C>(a, job, sum);
-    if (left == 0) return;
-    const int2 second = __ldg((const int2*)item_of(a, job) + 3);
-    job.row = second.x, job.partial = second.y;
-    job.row_last = __ldg(&a.step.chunks[job.row].first_position);
-    job.row_items = part_of(job.row_last / ATTENTION_UNIT, 0, ATTENTION_GROUP) + 1;
-    load_partial<false>(sum, kept + PARTIAL_FLOATS, 0);
-  }
 }
 
 // A job of all warps of a block. Its units come in rounds of one a warp, whose sums go through shared memory: `sums`
@@ -485,7 +401,7 @@ template <class C> DEV void attend(const AttentionArgs& a) {
   while (started < C::STAGES && copies.old()) copies.start(started++);
   after_predecessor();                                           // the plan was there before, see early.h
   while (started < C::STAGES) copies.start(started++);
-  Query q = load_query(a, job, job.row), next_q = load_query(a, next, next.row);
+  Query q = load_query(a, job), next_q = load_query(a, next);
   Reader<C> reader = {copies};
   int round = 0;
   while (job.any) {
@@ -493,6 +409,6 @@ template <class C> DEV void attend(const AttentionArgs& a) {
     if constexpr (C::TEAM) attend_together<C>(a, job, q, reader, sums, round);
     else attend_alone<C>(a, job, q, reader, sums + warp * 2 * PARTIAL_FLOATS);
     job = next, next = load_job(a, job.index + stride, jobs);
-    q = next_q, next_q = load_query(a, next, next.row);
+    q = next_q, next_q = load_query(a, next);
   }
 }

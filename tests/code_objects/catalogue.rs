@@ -223,6 +223,7 @@ fn attention(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Ch
                 windowed,
                 rows,
                 items,
+                shares_keys: false,
                 tiles,
             })
         });

@@ -84,6 +84,10 @@ impl Family for Forced {
         self.family.attention_decode(kernels, shape)
     }
 
+    fn attends_to_two_rows(&self) -> bool {
+        self.family.attends_to_two_rows()
+    }
+
     fn prefill_blocks(&self, tiles: usize, multiprocessors: usize) -> usize {
         self.family.prefill_blocks(tiles, multiprocessors)
     }

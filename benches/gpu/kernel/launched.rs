@@ -130,6 +130,7 @@ impl Case<'_> {
                 at_once: self.target.attention_items_at_once(),
                 least_run: least_run(rows, self.target.attention_team_rows()),
                 most_partials: usize::MAX,
+                two_rows: false,
             };
             plan_decode(contexts, &[], &load, &mut Vec::new(), &mut items)?;
         }
@@ -137,6 +138,7 @@ impl Case<'_> {
             windowed: self.windowed,
             rows,
             items: items.len(),
+            shares_keys: false,
             tiles: if decodes {
                 0
             } else {

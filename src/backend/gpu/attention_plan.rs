@@ -29,6 +29,8 @@ pub struct Load {
     pub least_run: usize,
     /// There is room for so many partial sums; [`max_partials`] at least.
     pub most_partials: usize,
+    /// Whether an item may be of two rows.
+    pub two_rows: bool,
 }
 
 /// How a row is cut.
@@ -67,8 +69,8 @@ impl RowCut {
 /// Lists the items of all decoding rows, longest first; returns the number of partial sums.
 ///
 /// `contexts` has for each row its index, the first key that it attends to, and the number of keys, its own included.
-/// `pairs` are of places among them, of rows that attend to all keys before their newest: as many of the first of them
-/// share items as there is room for partial sums.
+/// `pairs` are of places among them, of rows that attend to all keys before their newest: where items may be of two
+/// rows, as many of the first pairs share items as there is room for partial sums.
 pub fn plan_decode(
     contexts: impl Iterator<Item = (usize, usize, usize)>,
     pairs: &[Pair],
@@ -92,7 +94,7 @@ pub fn plan_decode(
     let run = taken(&runs(longest, all, load.kv_heads, load.at_once, load.least_run));
     cuts.iter_mut().for_each(|cut| cut.run = run);
     let mut partials = cuts.iter().map(RowCut::partials).sum();
-    for &Pair { rows, groups } in pairs {
+    for &Pair { rows, groups } in pairs.iter().filter(|_| load.two_rows) {
         let [a, b] = rows.map(|place| RowCut {
             run: ATTENTION_GROUP,
             ..cuts[place]
@@ -116,7 +118,12 @@ pub fn plan_decode(
     for place in 0..cuts.len() {
         cut_row(cuts, place, items)?;
     }
-    items.sort_unstable_by_key(|item| (Reverse(item.tokens), item.row, item.first_unit));
+    // Rows that share keys read them one after the other, so that they come from the L2.
+    let place = |item: &AttentionItem| match pairs {
+        [] => (item.row, item.first_unit),
+        _ => (item.first_unit, item.row),
+    };
+    items.sort_unstable_by_key(|item| (Reverse(item.tokens), place(item)));
     Ok(partials)
 }
 
@@ -308,6 +315,7 @@ mod tests {
             at_once: MULTIPROCESSORS,
             least_run,
             most_partials,
+            two_rows: true,
         }
     }
 

@@ -215,6 +215,7 @@ impl Target {
             windowed,
             rows,
             items,
+            shares_keys,
             tiles,
         } = work;
         let kv_heads = config.n_kv_heads;
@@ -242,6 +243,7 @@ impl Target {
             rows,
             kv_heads,
             windowed,
+            shares_keys: shares_keys && !windowed,
             multiprocessors: self.multiprocessors,
         };
         match (on_cores, items) {
@@ -272,7 +274,7 @@ impl Target {
         self.kernels(op, Some(kv)).filter(takes).collect()
     }
 
-    /// Whether attention runs on the matrix cores, by kernels that read the keys that two decoding rows share once.
+    /// Whether attention runs on the matrix cores.
     pub fn attends_on_cores(&self, config: &ModelConfig, kv: Elements, exact: bool) -> bool {
         let is_there = |op| !self.attention_kernels(op, config, kv).is_empty();
         !exact && is_there(Op::AttentionDecode) && is_there(Op::AttentionPrefill)

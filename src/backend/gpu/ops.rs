@@ -78,6 +78,7 @@ impl GpuOps {
                 rows: sizes.rows,
                 logits_rows: sizes.logits_rows,
                 decode_items: 1,
+                shares_keys: false,
                 prefill_tiles: 1,
                 logits: false,
                 drawable: None,
@@ -418,6 +419,7 @@ impl Ops for GpuOps {
             windowed: config.is_windowed(queries.layer),
             rows: self.shape.rows,
             items: self.shape.decode_items,
+            shares_keys: self.shape.shares_keys,
             tiles: self.shape.prefill_tiles,
         };
         let launches = self.target.attention(config, numbers.kv, numbers.exact, &work)?;

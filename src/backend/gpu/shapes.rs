@@ -53,6 +53,8 @@ pub struct StepShape {
     pub logits_rows: usize,
     /// At least its items of decode attention, full or windowed; 0 if it has none.
     pub decode_items: usize,
+    /// Whether decoding rows share keys.
+    pub shares_keys: bool,
     /// At least its tiles of prefill attention; 0 if it has none.
     pub prefill_tiles: usize,
     /// Whether whole rows of logits are wanted.
@@ -266,6 +268,8 @@ pub struct AttentionWork {
     pub rows: usize,
     /// Items of decode attention at most; 0: no row decodes.
     pub items: usize,
+    /// Whether decoding rows share keys.
+    pub shares_keys: bool,
     /// Tiles of prefill attention at most; 0: there are no prompts.
     pub tiles: usize,
 }
@@ -281,6 +285,8 @@ pub struct DecodeShape {
     pub kv_heads: usize,
     /// Whether rows see a window of their keys.
     pub windowed: bool,
+    /// Whether rows share keys, which are then in the L2.
+    pub shares_keys: bool,
     /// Of the device.
     pub multiprocessors: usize,
 }

@@ -5,7 +5,7 @@ mod graphs;
 
 pub use graphs::bucket;
 
-use super::args::{KV_PAGE, StepHeader};
+use super::args::KV_PAGE;
 use super::attention_plan::max_partials;
 use super::catalogue::Elements;
 use super::context::Context;
@@ -16,7 +16,7 @@ use super::ops::{Buffer, GpuOps, ResidualMemory, Sizes, slots};
 use super::peaks::Peaks;
 use super::profile::{StepClock, Timeline};
 use super::shapes::{Numbers, Product, StepShape};
-use super::step::{AttentionShape, Capacity, Plans, StepMemory};
+use super::step::{AttentionShape, Capacity, Plans, StepMemory, Written};
 use super::weights::{GpuWeights, Matrix};
 use crate::batch::{StepPlan, Want};
 use crate::config::ModelConfig;
@@ -284,12 +284,12 @@ impl Stage {
     pub fn queue(
         &mut self,
         plan: &StepPlan,
-        header: &StepHeader,
+        written: &Written,
         want: Want,
         turn: usize,
         logits: LogitsAt,
     ) -> Result<()> {
-        let shape = self.shape(plan, header, want);
+        let shape = self.shape(plan, written, want);
         let Some(mut clock) = self.clock.take() else {
             return self.launch(plan, shape, want, turn, logits);
         };
@@ -389,7 +389,8 @@ impl Common {
             window: config.sliding_window,
             items_at_once,
             team_rows: target.attention_team_rows(),
-            shares_keys: target.attends_on_cores(config, numbers.kv, numbers.exact),
+            on_cores: target.attends_on_cores(config, numbers.kv, numbers.exact),
+            two_rows: target.family.attends_to_two_rows(),
             partials: max_partials(keys, config.n_kv_heads, items_at_once),
             prefill_rows: target.prefill_rows(),
         }

@@ -49,8 +49,10 @@ pub struct AttentionShape {
     pub items_at_once: usize,
     /// Decoding rows up to which whole groups of units are shared out by the kernel.
     pub team_rows: usize,
-    /// Whether the kernel reads the keys that two rows share once for both.
-    pub shares_keys: bool,
+    /// Whether attention runs on the matrix cores.
+    pub on_cores: bool,
+    /// Whether an item may be of two rows there.
+    pub two_rows: bool,
     /// Partial sums of split rows that there is room for.
     pub partials: usize,
     /// Query rows a block of the prefill kernel takes.
@@ -173,6 +175,15 @@ pub struct Plans {
     scratch: Scratch,
 }
 
+/// What is said of a plan that has been written.
+#[derive(Clone, Copy, Debug)]
+pub struct Written {
+    /// Its counts.
+    pub header: StepHeader,
+    /// Whether decoding rows share keys.
+    pub shares_keys: bool,
+}
+
 /// The plan of a step on a device.
 pub struct StepMemory {
     step: Step,
@@ -257,7 +268,7 @@ impl Plans {
     }
 
     /// Lays out a plan in the host copy of this turn, which the device has fetched the last time it was written.
-    pub fn write(&mut self, plan: &StepPlan, turn: usize) -> Result<StepHeader> {
+    pub fn write(&mut self, plan: &StepPlan, turn: usize) -> Result<Written> {
         self.check(plan)?;
         let vocab = plan.drawable_of(self.capacity.vocab);
         self.scratch.fill(plan, &self.attention, vocab)?;
@@ -289,7 +300,8 @@ impl Plans {
         let mut out = Blob::new(&mut copies[turn * self.host_bytes..][..self.host_bytes]);
         sections.write(&contents, &mut out)?;
         out.finish();
-        Ok(header)
+        let shares_keys = !scratch.pairs.is_empty();
+        Ok(Written { header, shares_keys })
     }
 
     fn check(&self, plan: &StepPlan) -> Result<()> {
@@ -351,9 +363,10 @@ impl Scratch {
             at_once: shape.items_at_once,
             least_run: least_run(plan.decode_chunks, shape.team_rows),
             most_partials: shape.partials,
+            two_rows: shape.two_rows,
         };
         self.pairs.clear();
-        if shape.shares_keys && plan.decode_chunks > shape.team_rows {
+        if shape.on_cores && plan.decode_chunks > shape.team_rows {
             let rows = decoding().map(|chunk| PagedRow {
                 position: chunk.first_position,
                 pages: &plan.tables[chunk.full.clone()],
@@ -446,7 +459,8 @@ mod tests {
         window: 128,
         items_at_once: 1,
         team_rows: 0,
-        shares_keys: false,
+        on_cores: false,
+        two_rows: false,
         partials: 0,
         prefill_rows: 16,
     };
@@ -536,9 +550,10 @@ mod tests {
             tables,
             ..StepPlan::default()
         };
-        let seconds = |shares_keys, team_rows| {
+        let seconds = |on_cores, two_rows, team_rows| {
             let shape = AttentionShape {
-                shares_keys,
+                on_cores,
+                two_rows,
                 team_rows,
                 partials: 4,
                 ..ATTENTION
@@ -547,12 +562,11 @@ mod tests {
             scratch.fill(&plan, &shape, 10).unwrap();
             let seconds = |items: &[AttentionItem]| items.iter().filter(|item| item.second == 1).count();
             assert_eq!(seconds(&scratch.window_items), 0);
-            seconds(&scratch.full_items)
+            (seconds(&scratch.full_items), scratch.pairs.len())
         };
-        assert_eq!(
-            [(true, 1), (false, 1), (true, 2)].map(|(shares, team)| seconds(shares, team)),
-            [1, 0, 0]
-        );
+        assert_eq!(seconds(true, true, 1), (1, 1));
+        assert_eq!(seconds(true, false, 1), (0, 1), "where no kernel takes both");
+        assert_eq!([seconds(false, true, 1), seconds(true, true, 2)], [(0, 0); 2]);
     }
 
     /// What does not fit its own section would be copied over the next one.

@@ -27,6 +27,7 @@ impl Target {
             windowed: false,
             rows,
             items: rows,
+            shares_keys: false,
             tiles: rows,
         };
         let attention = self.attention(config, Elements::F16, false, &work);

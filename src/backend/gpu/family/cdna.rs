@@ -45,6 +45,11 @@ impl Family for Cdna {
         4 * multiprocessors
     }
 
+    /// A row's heads fill half of the matrix cores' columns.
+    fn attends_to_two_rows(&self) -> bool {
+        true
+    }
+
     /// A lane has four pairs of one head.
     fn pairs_heads(&self, head_dim: usize) -> bool {
         head_dim.is_multiple_of(8)

@@ -24,7 +24,7 @@ const BLOCKS: BlocksOf = BlocksOf {
     alone: 1,
 };
 const FEWEST_WARPS: &str = "with few rows the fewest warps have the most tiles on the way";
-const MOST_WARPS: &str = "with many rows the most warps fit";
+const MOST_WARPS: &str = "with many rows, or keys from the L2, the most warps fit";
 const OTHER_WARPS: &str = "with so many rows another number of warps is faster";
 
 impl Family for Hopper {
@@ -37,7 +37,8 @@ impl Family for Hopper {
     fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Vec<Verdict> {
         let alone = kernels.iter().filter(|kernel| kernel.workers == Workers::Alone);
         let threads = alone.map(|kernel| kernel.threads);
-        let (threads, reason) = match shape.rows * shape.kv_heads < 4 * shape.multiprocessors {
+        let few = shape.rows * shape.kv_heads < 4 * shape.multiprocessors;
+        let (threads, reason) = match few && !shape.shares_keys {
             true => (threads.min(), FEWEST_WARPS),
             false => (threads.max(), MOST_WARPS),
         };
@@ -248,6 +249,7 @@ mod tests {
                 rows,
                 kv_heads: 8,
                 windowed,
+                shares_keys: false,
                 multiprocessors: 132,
             };
             let said: Vec<_> = kernels
@@ -355,6 +357,7 @@ mod tests {
                 windowed,
                 rows: 32,
                 items: 32,
+                shares_keys: false,
                 tiles: 0,
             };
             let kv = if exact { Elements::F32 } else { Elements::F16 };

@@ -57,6 +57,11 @@ pub trait Family: Debug + Sync {
         most.max().unwrap_or(0)
     }
 
+    /// Whether its decode attention takes items of two rows, whose keys it reads once for both.
+    fn attends_to_two_rows(&self) -> bool {
+        false
+    }
+
     /// Blocks of prefill attention of so many tiles, one for each KV head.
     fn prefill_blocks(&self, tiles: usize, _multiprocessors: usize) -> usize {
         tiles

@@ -71,10 +71,10 @@ impl GpuReplica {
         if self.last().whole_rows(plan, want) {
             self.need_logits()?;
         }
-        let header = self.plans.write(plan, turn)?;
+        let written = self.plans.write(plan, turn)?;
         let logits = self.logits.as_ref().map(|path| path.at(turn)).unwrap_or_default();
         let stage = &mut self.stages[0];
-        let shape = stage.shape(plan, &header, want);
+        let shape = stage.shape(plan, &written, want);
         stage.begin(plan, shape, logits)?;
         self.steps += 1;
         Ok(Operands {

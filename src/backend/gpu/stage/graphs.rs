@@ -6,8 +6,8 @@ use super::super::context::Capture;
 use super::super::logits::LogitsAt;
 use super::super::memory::Graph;
 use super::super::shapes::StepShape;
-use super::super::step::AttentionShape;
-use super::{Stage, StepHeader, reserved_bytes};
+use super::super::step::{AttentionShape, Written};
+use super::{Stage, reserved_bytes};
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::batch::{StepPlan, Want};
 use crate::error::{Error, GpuFault, Result};
@@ -167,6 +167,7 @@ impl Stage {
                     rows: bucket(least, self.capacity.rows),
                     logits_rows: self.unembedding().map_or(0, |_| rows),
                     decode_items: items,
+                    shares_keys: false,
                     prefill_tiles: 0,
                     logits: false,
                     drawable: None,
@@ -184,7 +185,8 @@ impl Stage {
     }
 
     /// The shape of a step; the stages before the last one have nothing to do with logits.
-    pub fn shape(&self, plan: &StepPlan, header: &StepHeader, want: Want) -> StepShape {
+    pub fn shape(&self, plan: &StepPlan, written: &Written, want: Want) -> StepShape {
+        let Written { header, shares_keys } = written;
         let logits_rows = self.unembedding().map_or(0, |_| plan.logits.len());
         let is_last = self.unembedding().is_some();
         StepShape {
@@ -194,6 +196,7 @@ impl Stage {
                 0 => 0,
                 items => bucket(self.context.target.decode_items(items), usize::MAX),
             },
+            shares_keys: *shares_keys,
             prefill_tiles: match header.prefill_tiles as usize {
                 0 => 0,
                 tiles => bucket(tiles, self.capacity.rows),
