@@ -161,7 +161,9 @@ pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, a
 pub enum RunVerdict {
     /// No item of it exceeds two thirds of an even share of the load: the longest such run is taken.
     Balances,
-    /// An item would exceed that.
+    /// Items of it fill whole rounds of the blocks that run at once, of an even share each or a tenth more.
+    Fills,
+    /// Neither.
     TooLong,
     /// The shortest that there may be is taken, whatever the load.
     Least,
@@ -173,6 +175,7 @@ impl fmt::Display for RunVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Balances => "no item of it exceeds two thirds of an even share of the load",
+            Self::Fills => "items of it fill whole rounds of the blocks that run at once",
             Self::TooLong => "an item of it would exceed two thirds of an even share of the load",
             Self::Least => "there is no shorter one that the kernels take",
             Self::TooShort => "the kernel for so few rows shares that much out by itself",
@@ -183,9 +186,15 @@ impl fmt::Display for RunVerdict {
 /// What is said of each run, longest first, for rows of which one has at most `most` keys, and all have `all`.
 pub fn runs(most: usize, all: usize, kv_heads: usize, at_once: usize, least_run: usize) -> [(usize, RunVerdict); 3] {
     let balances = |run: usize| 2 * kv_heads * all >= 3 * at_once * most.min(run * ATTENTION_UNIT);
+    // What rows have beyond whole runs goes beside the rest.
+    let fills = |run: usize| {
+        let rounds = (kv_heads * (all / (run * ATTENTION_UNIT))).div_ceil(at_once);
+        rounds > 0 && 10 * rounds * run * ATTENTION_UNIT * at_once <= 11 * kv_heads * all
+    };
     RUNS.map(|run| match run {
         _ if run < least_run => (run, RunVerdict::TooShort),
         _ if balances(run) => (run, RunVerdict::Balances),
+        _ if fills(run) => (run, RunVerdict::Fills),
         _ if run == least_run => (run, RunVerdict::Least),
         _ => (run, RunVerdict::TooLong),
     })
@@ -195,7 +204,7 @@ pub fn runs(most: usize, all: usize, kv_heads: usize, at_once: usize, least_run:
 pub fn taken(runs: &[(usize, RunVerdict)]) -> usize {
     let mut takes = runs
         .iter()
-        .filter(|(_, verdict)| matches!(verdict, RunVerdict::Balances | RunVerdict::Least));
+        .filter(|(_, verdict)| matches!(verdict, RunVerdict::Balances | RunVerdict::Fills | RunVerdict::Least));
     takes.next().map_or(1, |&(run, _)| run)
 }
 
@@ -386,6 +395,11 @@ mod tests {
         assert_eq!(runs(1, 1024), 1);
         assert_eq!(runs(16, 1024), 4);
         assert_eq!(runs(890, 1024), 16);
+        // 128 blocks at once have a span each.
+        assert_eq!(
+            [runs(1, 32_768), runs(2, 16_400), runs(4, 8192), runs(4, 7000)],
+            [16, 16, 16, 4]
+        );
     }
 
     /// Every row has all its keys once, by items of its own or of the row that it shares them with, and each has a
