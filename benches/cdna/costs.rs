@@ -3,6 +3,7 @@
 use crate::layer::STEP_LAUNCHES;
 use crate::model::{LAUNCH, Model};
 use getp::backend::gpu::shapes::Product;
+use getp::backend::gpu::shared_keys::{GROUP_KEYS, PagedRow, pairs};
 use getp::backend::gpu::stage::bucket;
 use getp::batch::StepPlan;
 use std::cell::RefCell;
@@ -51,7 +52,7 @@ impl<'a> Costs<'a> {
         devices.iter().map(of_stage).collect()
     }
 
-    /// Rows that decode read their keys and values; prompts compute.
+    /// Rows that decode read their keys and values, two that share some these once; prompts compute.
     fn attention(&self, plan: &StepPlan) -> Kinds {
         let window = self.model.config.sliding_window;
         let (decoding, prompts) = plan.chunks.split_at(plan.decode_chunks);
@@ -61,6 +62,13 @@ impl<'a> Costs<'a> {
             seen += keys.min(window);
             all += keys;
         }
+        let rows = decoding.iter().map(|chunk| PagedRow {
+            position: chunk.first_position,
+            pages: &plan.tables[chunk.full.clone()],
+        });
+        let mut found = Vec::new();
+        pairs(&rows.collect::<Vec<_>>(), &mut Vec::new(), &mut found).expect("there is memory");
+        all -= found.iter().map(|pair| pair.groups * GROUP_KEYS).sum::<usize>();
         let mut kinds = Kinds {
             windowed: self.model.reading(seen as f64),
             full: self.model.reading(all as f64),
