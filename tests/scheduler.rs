@@ -180,12 +180,15 @@ struct Device {
     wrong: HashSet<usize>,
     /// Of each running request, and of those preempted: the first positions, whose rows are committed.
     committed: HashMap<usize, usize>,
+    /// Where each running request began, behind what it shares.
+    began: HashMap<usize, usize>,
     /// Of each request that was preempted: how many were committed then.
     again: HashMap<usize, usize>,
     /// Requests that were preempted, and have not started again.
     preempted: HashSet<usize>,
-    /// Rows computed again.
+    /// Rows computed again, and how many the scheduler says.
     recomputed: usize,
+    counted: u64,
     /// Whether sequences ever took turns: then they may have started in another order.
     took_turns: bool,
     /// The number of steps so far, and the last step of each running request.
@@ -218,9 +221,11 @@ impl Device {
             started: Vec::new(),
             wrong: HashSet::new(),
             committed: HashMap::new(),
+            began: HashMap::new(),
             again: HashMap::new(),
             preempted: HashSet::new(),
             recomputed: 0,
+            counted: 0,
             took_turns: false,
             steps: 0,
             last_step: HashMap::new(),
@@ -340,6 +345,7 @@ impl Device {
                 assert!(shared == 0 || !jobs[request].logprobs.prompt, "its prompt is scored");
                 self.shared += shared.saturating_sub(self.again.get(&request).copied().unwrap_or(0));
                 self.next.insert(request, shared);
+                self.began.insert(request, shared);
                 self.started.insert(place, request);
             }
         }
@@ -545,8 +551,11 @@ impl Device {
         let committed = self.committed.get(&request).copied().unwrap_or(0);
         let again = self.again.entry(request).or_insert(0);
         *again = committed.max(*again);
+        // Those in flight nobody commits.
+        let next = self.next.remove(&request).unwrap_or(0);
+        let began = self.began.get(&request).copied().unwrap_or(0);
+        self.recomputed += next.saturating_sub(began.max(*again));
         self.preempted.insert(request);
-        self.next.remove(&request);
         self.last_step.remove(&request);
         self.wrong.remove(&request);
         self.started.retain(|&started| started != request);
@@ -555,6 +564,7 @@ impl Device {
     /// Forgets requests that have left.
     fn leave(&mut self, request: usize) {
         self.committed.remove(&request);
+        self.began.remove(&request);
         self.again.remove(&request);
         self.preempted.remove(&request);
         self.next.remove(&request);
@@ -838,14 +848,12 @@ impl World {
             return false;
         }
         let sit_out = self.sit_out();
-        let before = self.device.recomputed;
         let step = self.device.step(&self.plan, &self.scheduler, &self.jobs, &sit_out);
         self.scheduler.begin(&self.plan);
-        let recomputed = self.device.recomputed - before;
-        let counted = self.scheduler.take_recomputed();
+        self.device.counted += self.scheduler.take_recomputed();
         // Of beginnings that a sequence once shared, and has to compute after all, it does not know who has.
         if !self.device.limits.share_beginnings || self.preempts_every == 0 {
-            assert_eq!(counted, recomputed as u64);
+            assert_eq!(self.device.counted, self.device.recomputed as u64);
         }
         self.under_way.push_back(step);
         true

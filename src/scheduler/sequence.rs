@@ -47,8 +47,8 @@ pub(super) struct Sequence {
     /// The first so many rows were committed before it was preempted. They are computed again for their keys and values
     /// alone.
     recomputed: usize,
-    /// How many blocks of the full layers it has had when it was preempted, which it will have again.
-    has_had: usize,
+    /// How many blocks of the full layers it had when it was preempted: it is taken to come to as many again.
+    had_blocks: usize,
     /// Block table of the full layers, with room for all it may have; empty while waiting.
     pub(super) full: Vec<u32>,
     /// How many blocks that table begins with, and the most that it can have.
@@ -85,7 +85,7 @@ impl Sequence {
             on_device: false,
             wrong_steps: 0,
             recomputed: 0,
-            has_had: 0,
+            had_blocks: 0,
             full: tables.full,
             first_full: tables.first_full,
             most_full: tables.most_full,
@@ -147,22 +147,22 @@ impl Sequence {
             held: self.frees(),
             length: self.length(),
             more: self.may_ask_for(),
-            certain: self.has_had.saturating_sub(self.full.len()),
+            certain: self.had_blocks.saturating_sub(self.full.len()),
         }
     }
 
     /// As lending sees it when it starts.
     pub(super) fn starting(&self) -> Growing {
         Growing {
-            length: self.has_had.saturating_sub(self.first_full),
-            certain: self.has_had.saturating_sub(self.first_full),
+            length: self.had_blocks.saturating_sub(self.first_full),
+            certain: self.had_blocks.saturating_sub(self.first_full),
             ..Growing::starting(self.first_full, self.most_full)
         }
     }
 
     /// How many blocks of the full layers it has, or has had, beyond those of its prompt.
     pub(super) fn length(&self) -> usize {
-        self.full.len().max(self.has_had) - self.first_full
+        self.full.len().max(self.had_blocks) - self.first_full
     }
 
     /// Whether it has no block for the next position to plan.
@@ -196,13 +196,13 @@ impl Sequence {
     }
 
     /// Its committed rows will be computed again, if it has computed any behind the first `shared` ones. Gives how many
-    /// rows are in flight, which nobody will commit.
+    /// others are in flight, which nobody will commit.
     pub(super) fn preempt(&mut self, shared: usize) -> usize {
         if self.position > shared {
             self.recomputed = self.recomputed.max(self.position);
         }
-        self.has_had = self.has_had.max(self.full.len());
-        self.planned - self.position
+        self.had_blocks = self.had_blocks.max(self.full.len());
+        self.planned.saturating_sub(self.position.max(self.recomputed))
     }
 
     /// It waits again, with the tokens that it has.
