@@ -19,7 +19,7 @@ use std::process::{self, Command};
 pub fn compile(compiler: &Compiler, mut command: Command, source: &Path, object: &Path) -> Result<String, String> {
     let kept = folder().join(format!("{:016x}.o", key(compiler, &command, source)));
     let said = kept.with_extension("txt");
-    if !kept.exists() {
+    if !kept.exists() || !said.exists() {
         // Whole or not there, whoever else builds in the same folder.
         let part = kept.with_extension(process::id().to_string());
         command.arg("-o").arg(&part);

@@ -256,8 +256,8 @@ fn rows_longer_than_a_span() {
     }
 }
 
-/// Decoding rows that see the same keys in the same pages, up to different places, and others beside them: decode
-/// attention reads these keys once for two rows. More rows than a device's teams take.
+/// Decoding rows that see the same keys in the same pages, up to different places, and others beside them: some
+/// families read these keys once for two rows, others in another order. More rows than a device's teams take.
 #[test]
 fn rows_that_share_groups_of_keys() {
     let is_emulated = drivers()[0].device().runtime == "simt";

@@ -2,7 +2,7 @@
 //! function of a target and a shape and needs no device.
 
 use super::ladder::{Ladder, Setup};
-use getp::backend::gpu::attention_plan::{Load, RunVerdict, least_run, plan_decode, runs};
+use getp::backend::gpu::attention_plan::{Load, RunVerdict, items_of, least_run, plan_decode, runs};
 use getp::backend::gpu::catalogue::Op;
 use getp::backend::gpu::family::verdict::Said;
 use getp::backend::gpu::launch::Launch;
@@ -112,10 +112,20 @@ impl Case<'_> {
 
     /// How long the runs of units are into which rows that decode may be split, and what is said of each.
     pub fn runs(&self) -> [(usize, RunVerdict); 3] {
-        let (_, keys) = self.keys();
-        let least = least_run(self.rows, self.target.attention_team_rows());
-        let at_once = self.target.attention_items_at_once();
-        runs(keys, self.rows * keys, self.config.n_kv_heads, at_once, least)
+        let (first, keys) = self.keys();
+        let items = |run| self.rows * items_of(first, keys, run);
+        runs(&self.load(), keys, self.rows * keys, items)
+    }
+
+    fn load(&self) -> Load {
+        Load {
+            kv_heads: self.config.n_kv_heads,
+            at_once: self.target.attention_items_at_once(),
+            least_run: least_run(self.rows, self.target.attention_team_rows()),
+            most_partials: usize::MAX,
+            two_rows: false,
+            by_position: false,
+        }
     }
 
     /// Decode attention's items, or the tiles of as many rows of a prompt.
@@ -125,14 +135,7 @@ impl Case<'_> {
         let mut items = Vec::new();
         if decodes {
             let contexts = (0..rows).map(|row| (row, first, keys));
-            let load = Load {
-                kv_heads: self.config.n_kv_heads,
-                at_once: self.target.attention_items_at_once(),
-                least_run: least_run(rows, self.target.attention_team_rows()),
-                most_partials: usize::MAX,
-                two_rows: false,
-            };
-            plan_decode(contexts, &[], &load, &mut Vec::new(), &mut items)?;
+            plan_decode(contexts, &[], &self.load(), &mut Vec::new(), &mut items)?;
         }
         Ok(AttentionWork {
             windowed: self.windowed,

@@ -31,6 +31,9 @@ pub struct Load {
     pub most_partials: usize,
     /// Whether an item may be of two rows.
     pub two_rows: bool,
+    /// Of items alike those of the same position are neighbours, not those of the same row, so that what rows share is
+    /// read again while it is in a cache.
+    pub by_position: bool,
 }
 
 /// How a row is cut.
@@ -91,7 +94,8 @@ pub fn plan_decode(
     memory::extend(cuts, uncut, Purpose::Step)?;
     let longest = cuts.iter().map(|cut| cut.keys).max().unwrap_or(0);
     let all: usize = cuts.iter().map(|cut| cut.keys).sum();
-    let run = taken(&runs(longest, all, load.kv_heads, load.at_once, load.least_run));
+    let items_in = |run| cuts.iter().map(|cut| items_of(cut.first, cut.keys, run)).sum();
+    let run = taken(&runs(load, longest, all, items_in));
     cuts.iter_mut().for_each(|cut| cut.run = run);
     let mut partials = cuts.iter().map(RowCut::partials).sum();
     for &Pair { rows, groups } in pairs.iter().filter(|_| load.two_rows) {
@@ -118,10 +122,9 @@ pub fn plan_decode(
     for place in 0..cuts.len() {
         cut_row(cuts, place, items)?;
     }
-    // Rows that share keys read them one after the other, so that they come from the L2.
-    let place = |item: &AttentionItem| match pairs {
-        [] => (item.row, item.first_unit),
-        _ => (item.first_unit, item.row),
+    let place = |item: &AttentionItem| match load.by_position {
+        false => (item.row, item.first_unit),
+        true => (item.first_unit, item.row),
     };
     items.sort_unstable_by_key(|item| (Reverse(item.tokens), place(item)));
     Ok(partials)
@@ -161,7 +164,8 @@ pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, a
 pub enum RunVerdict {
     /// No item of it exceeds two thirds of an even share of the load: the longest such run is taken.
     Balances,
-    /// Items of it fill whole rounds of the blocks that run at once, of an even share each or a tenth more.
+    /// Teams take them, and its items fill whole rounds of those that run at once: at most a tenth more than an even
+    /// share for each.
     Fills,
     /// Neither.
     TooLong,
@@ -175,7 +179,7 @@ impl fmt::Display for RunVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Balances => "no item of it exceeds two thirds of an even share of the load",
-            Self::Fills => "items of it fill whole rounds of the blocks that run at once",
+            Self::Fills => "items of it fill whole rounds of the teams that run at once",
             Self::TooLong => "an item of it would exceed two thirds of an even share of the load",
             Self::Least => "there is no shorter one that the kernels take",
             Self::TooShort => "the kernel for so few rows shares that much out by itself",
@@ -183,13 +187,19 @@ impl fmt::Display for RunVerdict {
     }
 }
 
-/// What is said of each run, longest first, for rows of which one has at most `most` keys, and all have `all`.
-pub fn runs(most: usize, all: usize, kv_heads: usize, at_once: usize, least_run: usize) -> [(usize, RunVerdict); 3] {
+/// What is said of each run, longest first, for rows of which one has at most `most` keys, and all have `all`, in
+/// `items(run)` items.
+pub fn runs(load: &Load, most: usize, all: usize, items: impl Fn(usize) -> usize) -> [(usize, RunVerdict); 3] {
+    let &Load {
+        kv_heads,
+        at_once,
+        least_run,
+        ..
+    } = load;
     let balances = |run: usize| 2 * kv_heads * all >= 3 * at_once * most.min(run * ATTENTION_UNIT);
-    // What rows have beyond whole runs goes beside the rest.
     let fills = |run: usize| {
-        let rounds = (kv_heads * (all / (run * ATTENTION_UNIT))).div_ceil(at_once);
-        rounds > 0 && 10 * rounds * run * ATTENTION_UNIT * at_once <= 11 * kv_heads * all
+        let rounds = (kv_heads * items(run)).div_ceil(at_once);
+        least_run == ATTENTION_GROUP && 10 * rounds * run * ATTENTION_UNIT * at_once <= 11 * kv_heads * all
     };
     RUNS.map(|run| match run {
         _ if run < least_run => (run, RunVerdict::TooShort),
@@ -198,6 +208,13 @@ pub fn runs(most: usize, all: usize, kv_heads: usize, at_once: usize, least_run:
         _ if run == least_run => (run, RunVerdict::Least),
         _ => (run, RunVerdict::TooLong),
     })
+}
+
+/// How many items a row of so many keys from `first` on has in runs of `run` units.
+pub fn items_of(first: usize, keys: usize, run: usize) -> usize {
+    let (end, size) = (first + keys, run * ATTENTION_UNIT);
+    let whole = keys <= size && (end - 1) / KV_PAGE - first / KV_PAGE < ITEM_PAGES;
+    if whole { 1 } else { (end - 1) / size - first / size + 1 }
 }
 
 /// The run that is taken.
@@ -325,6 +342,7 @@ mod tests {
             least_run,
             most_partials,
             two_rows: true,
+            by_position: false,
         }
     }
 
@@ -392,14 +410,17 @@ mod tests {
     #[test]
     fn long_rows_are_cut_only_where_rows_are_few() {
         let runs = |rows, keys| check(&(0..rows).map(|row| (row, 0, keys)).collect::<Vec<_>>())[0].run;
+        let of_teams = |rows, keys| {
+            let rows: Vec<_> = (0..rows).map(|row| (row, 0, keys)).collect();
+            check_runs(&rows, ATTENTION_GROUP)[0].run
+        };
         assert_eq!(runs(1, 1024), 1);
         assert_eq!(runs(16, 1024), 4);
         assert_eq!(runs(890, 1024), 16);
-        // 128 blocks at once have a span each.
-        assert_eq!(
-            [runs(1, 32_768), runs(2, 16_400), runs(4, 8192), runs(4, 7000)],
-            [16, 16, 16, 4]
-        );
+        // Of 132 teams 128 have a span each; but three rows of 11,000 keys have 18 spans, for 144.
+        let spans = [(1, 32_768), (2, 16_384), (4, 8192)].map(|(rows, keys)| of_teams(rows, keys));
+        assert_eq!((spans, of_teams(4, 7000), of_teams(3, 11_000)), ([16; 3], 4, 4));
+        assert_eq!(runs(1, 32_768), 4, "warps alone want more than one a block");
     }
 
     /// Every row has all its keys once, by items of its own or of the row that it shares them with, and each has a
@@ -470,6 +491,21 @@ mod tests {
             }
             assert!(two_rows >= shared);
         }
+    }
+
+    #[test]
+    fn items_alike_are_neighbours_by_row_or_by_position() {
+        let first = |by_position| {
+            let load = Load {
+                by_position,
+                ..load(1, usize::MAX)
+            };
+            let (contexts, mut items) = ((0..200).map(|row| (row, 0, 4096)), Vec::new());
+            plan_decode(contexts, &[], &load, &mut Vec::new(), &mut items).unwrap();
+            [0, 1].map(|place: usize| (items[place].row, items[place].first_unit))
+        };
+        assert_eq!(first(false), [(0, 0), (0, 16)]);
+        assert_eq!(first(true), [(0, 0), (1, 0)]);
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //! read these once for both. (For the idea see J. Juravsky et al., "Hydragen: High-Throughput LLM Inference with Shared
 //! Prefixes", 2024. Here no bit of a row's result depends on it: the keys are added in the same order.)
 //!
-//! CDNA's kernel does: the second row takes columns of the matrix cores that idle otherwise. NVIDIA's were tried with
-//! both rows' queries a tile: from an H200's L2, which a step's rows read one behind the other, that was 9 % faster
-//! with 64 rows and 10 % slower with 128, as registers leave no room for more warps. So there it is the order alone.
+//! CDNA's kernel does: the second row takes columns of the matrix cores that idle otherwise. On NVIDIA a warp that
+//! multiplies each tile by the queries of two rows was tried on an H200: attention took 9 % less with 64 rows and 10 %
+//! more with 128, since shared keys come from the L2 anyway, and registers leave no room for more warps. There only the
+//! items' order and Hopper's choice of a kernel depend on it.
 //!
 //! Sequences that share a beginning have the same page numbers in front of their tables. A pair shares whole groups of
 //! units, the rows' newest keys not among them.
@@ -17,6 +18,10 @@ use std::cmp::Reverse;
 /// Keys of a group.
 pub const GROUP_KEYS: usize = ATTENTION_GROUP * ATTENTION_UNIT;
 const GROUP_PAGES: usize = GROUP_KEYS / KV_PAGE;
+
+/// Rows that share a smaller part of the longer one's groups than one of so many are no pair: both rows are cut into
+/// groups, each of which has a partial sum.
+const LEAST_PART: usize = 4;
 
 /// A decoding row that sees the keys from position 0 on.
 #[derive(Clone, Copy, Debug)]
@@ -63,23 +68,50 @@ pub struct Pair {
     pub groups: usize,
 }
 
+/// What finding pairs needs.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// Rows that have no other yet, in the order of their tables.
+    left: Vec<usize>,
+    /// Of rows that are neighbours there: the groups that they share, and the first one's place.
+    shared: Vec<(usize, usize)>,
+    taken: Vec<bool>,
+}
+
 /// Pairs of rows, those that share most first; no row is in two. Neighbours in the order of the tables share as much as
-/// any two do, but for one where their number is odd.
-pub fn pairs(rows: &[PagedRow<'_>], order: &mut Vec<usize>, pairs: &mut Vec<Pair>) -> Result<()> {
+/// any two do: those that share most are taken, then those of the rest, which are neighbours now.
+pub fn pairs(rows: &[PagedRow<'_>], scratch: &mut Scratch, pairs: &mut Vec<Pair>) -> Result<()> {
     pairs.clear();
-    order.clear();
+    let Scratch { left, shared, taken } = scratch;
+    left.clear();
     let long = (0..rows.len()).filter(|&row| rows[row].groups() > 0);
-    memory::extend(order, long, Purpose::Step)?;
-    order.sort_unstable_by(|&a, &b| rows[a].ends().cmp(rows[b].ends()).then(a.cmp(&b)));
-    let mut left = &order[..];
-    while let [a, b, ..] = *left {
-        let groups = rows[a].shared_groups(rows[b]);
-        let taken = if groups > 0 { 2 } else { 1 };
-        left = &left[taken..];
-        if groups > 0 {
-            let rows = [a.min(b), a.max(b)];
-            memory::push(pairs, Pair { rows, groups }, Purpose::Step)?;
+    memory::extend(left, long, Purpose::Step)?;
+    left.sort_unstable_by(|&a, &b| rows[a].ends().cmp(rows[b].ends()).then(a.cmp(&b)));
+    loop {
+        shared.clear();
+        let neighbours = left.windows(2).enumerate();
+        let worth = neighbours.filter_map(|(place, two)| {
+            let groups = rows[two[0]].shared_groups(rows[two[1]]);
+            let most = rows[two[0]].groups().max(rows[two[1]].groups());
+            (groups > 0 && LEAST_PART * groups >= most).then_some((groups, place))
+        });
+        memory::extend(shared, worth, Purpose::Step)?;
+        if shared.is_empty() {
+            break;
         }
+        shared.sort_unstable_by_key(|&(groups, place)| (Reverse(groups), place));
+        taken.clear();
+        memory::extend(taken, left.iter().map(|_| false), Purpose::Step)?;
+        for &(groups, place) in &*shared {
+            if !taken[place] && !taken[place + 1] {
+                taken[place..place + 2].fill(true);
+                let [a, b] = [left[place], left[place + 1]];
+                let rows = [a.min(b), a.max(b)];
+                memory::push(pairs, Pair { rows, groups }, Purpose::Step)?;
+            }
+        }
+        let mut was_taken = taken.iter();
+        left.retain(|_| was_taken.next() == Some(&false));
     }
     pairs.sort_unstable_by_key(|pair| (Reverse(pair.groups), pair.rows));
     Ok(())
@@ -98,7 +130,7 @@ mod tests {
             })
             .collect();
         let mut found = Vec::new();
-        pairs(&rows, &mut Vec::new(), &mut found).unwrap();
+        pairs(&rows, &mut Scratch::default(), &mut found).unwrap();
         found
     }
 
@@ -127,7 +159,7 @@ mod tests {
     #[test]
     fn those_that_share_most_come_first_and_nobody_twice() {
         let deep = |own| (4000, table(0, 40, own));
-        let shallow = |own| (4000, [table(0, 8, own), vec![9; 20]].concat());
+        let shallow = |own| (1900, [table(0, 8, own), vec![9; 20]].concat());
         let rows = [
             shallow(500),
             deep(600),
@@ -150,6 +182,30 @@ mod tests {
                 }
             ]
         );
+    }
+
+    /// A short row that shares one group with all leaves those together that share ten.
+    #[test]
+    fn a_row_between_others_does_not_part_them() {
+        let conversation = |number: u32, own| {
+            let mut pages: Vec<u32> = (0..8).collect();
+            pages.extend(1000 * number..1000 * number + 72);
+            pages.extend(own..own + 20);
+            (5200, pages)
+        };
+        let mut rows = vec![(900, table(0, 8, 1))];
+        for number in 1..=8 {
+            rows.extend([1, 2].map(|sample| conversation(number, 100_000 * sample + 100 * number)));
+        }
+        let found = found(&rows);
+        assert_eq!(found.iter().map(|pair| pair.groups).sum::<usize>(), 80);
+    }
+
+    /// What is hardly a part of a row is not worth cutting it.
+    #[test]
+    fn rows_that_share_little_are_no_pair() {
+        let long = |own| (131_000, [table(0, 8, own), vec![own + 50; 2040]].concat());
+        assert!(found(&[long(1000), long(5000)]).is_empty());
     }
 
     /// Tables with the same page at a group's end alone have nothing in common.

@@ -12,7 +12,7 @@ use super::args::{
 use super::attention_plan::{Load, RowCut, least_run, plan_decode, plan_prefill};
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
-use super::shared_keys::{PagedRow, Pair, pairs};
+use super::shared_keys::{self, GROUP_KEYS, PagedRow, Pair, pairs};
 use crate::batch::{Draw, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
@@ -180,7 +180,7 @@ pub struct Plans {
 pub struct Written {
     /// Its counts.
     pub header: StepHeader,
-    /// Whether decoding rows share keys.
+    /// Whether decoding rows share much of their keys.
     pub shares_keys: bool,
 }
 
@@ -202,7 +202,7 @@ struct Scratch {
     window_items: Vec<AttentionItem>,
     prefill_tiles: Vec<PrefillTile>,
     // What attention's planning needs.
-    order: Vec<usize>,
+    pairing: shared_keys::Scratch,
     pairs: Vec<Pair>,
     cuts: Vec<RowCut>,
 }
@@ -300,7 +300,7 @@ impl Plans {
         let mut out = Blob::new(&mut copies[turn * self.host_bytes..][..self.host_bytes]);
         sections.write(&contents, &mut out)?;
         out.finish();
-        let shares_keys = !scratch.pairs.is_empty();
+        let shares_keys = scratch.shares_keys(plan);
         Ok(Written { header, shares_keys })
     }
 
@@ -320,6 +320,14 @@ impl Plans {
 }
 
 impl Scratch {
+    /// Whether a quarter of the keys that rows read is read by the other row of a pair as well.
+    fn shares_keys(&self, plan: &StepPlan) -> bool {
+        let decoding = plan.chunks[..plan.decode_chunks].iter();
+        let all: usize = decoding.map(|chunk| chunk.first_position + 1).sum();
+        let shared: usize = self.pairs.iter().map(|pair| pair.groups * GROUP_KEYS).sum();
+        shared > 0 && 4 * shared >= all
+    }
+
     fn fill(&mut self, plan: &StepPlan, shape: &AttentionShape, vocab: usize) -> Result<()> {
         self.row_chunk.clear();
         self.chunks.clear();
@@ -358,21 +366,26 @@ impl Scratch {
         });
         memory::extend(&mut self.logits, rows, Purpose::Step)?;
         let decoding = || plan.chunks[..plan.decode_chunks].iter();
-        let load = Load {
-            kv_heads: shape.kv_heads,
-            at_once: shape.items_at_once,
-            least_run: least_run(plan.decode_chunks, shape.team_rows),
-            most_partials: shape.partials,
-            two_rows: shape.two_rows,
-        };
         self.pairs.clear();
         if shape.on_cores && plan.decode_chunks > shape.team_rows {
             let rows = decoding().map(|chunk| PagedRow {
                 position: chunk.first_position,
                 pages: &plan.tables[chunk.full.clone()],
             });
-            pairs(&memory::collect(rows, Purpose::Step)?, &mut self.order, &mut self.pairs)?;
+            pairs(
+                &memory::collect(rows, Purpose::Step)?,
+                &mut self.pairing,
+                &mut self.pairs,
+            )?;
         }
+        let load = Load {
+            kv_heads: shape.kv_heads,
+            at_once: shape.items_at_once,
+            least_run: least_run(plan.decode_chunks, shape.team_rows),
+            most_partials: shape.partials,
+            two_rows: shape.two_rows,
+            by_position: self.shares_keys(plan),
+        };
         let full = decoding().map(|chunk| (chunk.first_row, 0, chunk.first_position + 1));
         plan_decode(full, &self.pairs, &load, &mut self.cuts, &mut self.full_items)?;
         self.window_items.clear();

@@ -124,6 +124,11 @@ impl Target {
         self.family.team_rows()
     }
 
+    /// Whether decode attention's launch depends on whether rows share keys.
+    pub fn heeds_shared_keys(&self, rows: usize, kv_heads: usize) -> bool {
+        self.family.heeds_shared_keys(rows * kv_heads, self.multiprocessors)
+    }
+
     /// The bucket of a step's items of decode attention.
     pub fn decode_items(&self, items: usize) -> usize {
         self.family.decode_items(items)

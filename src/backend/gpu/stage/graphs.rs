@@ -187,16 +187,17 @@ impl Stage {
     /// The shape of a step; the stages before the last one have nothing to do with logits.
     pub fn shape(&self, plan: &StepPlan, written: &Written, want: Want) -> StepShape {
         let Written { header, shares_keys } = written;
+        let rows = bucket(plan.rows(), self.capacity.rows);
         let logits_rows = self.unembedding().map_or(0, |_| plan.logits.len());
         let is_last = self.unembedding().is_some();
         StepShape {
-            rows: bucket(plan.rows(), self.capacity.rows),
+            rows,
             logits_rows: bucket(logits_rows, self.capacity.logits_rows),
             decode_items: match header.full_items.max(header.window_items) as usize {
                 0 => 0,
                 items => bucket(self.context.target.decode_items(items), usize::MAX),
             },
-            shares_keys: *shares_keys,
+            shares_keys: *shares_keys && self.context.target.heeds_shared_keys(rows, self.attention.kv_heads),
             prefill_tiles: match header.prefill_tiles as usize {
                 0 => 0,
                 tiles => bucket(tiles, self.capacity.rows),
