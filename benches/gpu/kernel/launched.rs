@@ -2,7 +2,7 @@
 //! function of a target and a shape and needs no device.
 
 use super::ladder::{Ladder, Setup};
-use getp::backend::gpu::attention_plan::{Load, RunVerdict, items_of, least_run, plan_decode, runs};
+use getp::backend::gpu::attention_plan::{Load, Pieces, RunVerdict, least_run, plan_decode, runs};
 use getp::backend::gpu::catalogue::Op;
 use getp::backend::gpu::family::verdict::Said;
 use getp::backend::gpu::launch::Launch;
@@ -113,8 +113,8 @@ impl Case<'_> {
     /// How long the runs of units are into which rows that decode may be split, and what is said of each.
     pub fn runs(&self) -> [(usize, RunVerdict); 3] {
         let (first, keys) = self.keys();
-        let items = |run| self.rows * items_of(first, keys, run);
-        runs(&self.load(), keys, self.rows * keys, items)
+        let pieces = |run| Pieces::of(self.rows, first, keys, run);
+        runs(&self.load(), keys, self.rows * keys, pieces)
     }
 
     fn load(&self) -> Load {

@@ -94,8 +94,11 @@ pub fn plan_decode(
     memory::extend(cuts, uncut, Purpose::Step)?;
     let longest = cuts.iter().map(|cut| cut.keys).max().unwrap_or(0);
     let all: usize = cuts.iter().map(|cut| cut.keys).sum();
-    let items_in = |run| cuts.iter().map(|cut| items_of(cut.first, cut.keys, run)).sum();
-    let run = taken(&runs(load, longest, all, items_in));
+    let pieces = |run| {
+        let of = |cut: &RowCut| Pieces::of(1, cut.first, cut.keys, run);
+        cuts.iter().map(of).fold(Pieces::default(), Pieces::and)
+    };
+    let run = taken(&runs(load, longest, all, pieces));
     cuts.iter_mut().for_each(|cut| cut.run = run);
     let mut partials = cuts.iter().map(RowCut::partials).sum();
     for &Pair { rows, groups } in pairs.iter().filter(|_| load.two_rows) {
@@ -187,9 +190,9 @@ impl fmt::Display for RunVerdict {
     }
 }
 
-/// What is said of each run, longest first, for rows of which one has at most `most` keys, and all have `all`, in
-/// `items(run)` items.
-pub fn runs(load: &Load, most: usize, all: usize, items: impl Fn(usize) -> usize) -> [(usize, RunVerdict); 3] {
+/// What is said of each run, longest first, for rows of which one has at most `most` keys, and all have `all`;
+/// `pieces(run)` is how they are cut into it.
+pub fn runs(load: &Load, most: usize, all: usize, pieces: impl Fn(usize) -> Pieces) -> [(usize, RunVerdict); 3] {
     let &Load {
         kv_heads,
         at_once,
@@ -198,8 +201,16 @@ pub fn runs(load: &Load, most: usize, all: usize, items: impl Fn(usize) -> usize
     } = load;
     let balances = |run: usize| 2 * kv_heads * all >= 3 * at_once * most.min(run * ATTENTION_UNIT);
     let fills = |run: usize| {
-        let rounds = (kv_heads * items(run)).div_ceil(at_once);
-        least_run == ATTENTION_GROUP && 10 * rounds * run * ATTENTION_UNIT * at_once <= 11 * kv_heads * all
+        let Pieces {
+            whole,
+            parts,
+            longest_part,
+        } = pieces(run);
+        let rounds = (kv_heads * whole).div_ceil(at_once);
+        // Shorter ones go last, where the last round of whole ones has room, and behind it.
+        let left = (kv_heads * (whole + parts)).saturating_sub(rounds * at_once);
+        let keys = rounds * run * ATTENTION_UNIT + left.div_ceil(at_once) * longest_part;
+        least_run == ATTENTION_GROUP && 10 * keys * at_once <= 11 * kv_heads * all
     };
     RUNS.map(|run| match run {
         _ if run < least_run => (run, RunVerdict::TooShort),
@@ -210,8 +221,44 @@ pub fn runs(load: &Load, most: usize, all: usize, items: impl Fn(usize) -> usize
     })
 }
 
+/// Items of rows that are cut into runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pieces {
+    /// Whole runs.
+    pub whole: usize,
+    /// Others, and the keys of the longest of these.
+    pub parts: usize,
+    /// See `parts`.
+    pub longest_part: usize,
+}
+
+impl Pieces {
+    /// Of so many rows with so many keys each from `first` on, in runs of `run` units.
+    pub fn of(rows: usize, first: usize, keys: usize, run: usize) -> Self {
+        let (end, size) = (first + keys, run * ATTENTION_UNIT);
+        let whole = (end / size).saturating_sub(first.div_ceil(size));
+        let longest_part = match whole {
+            0 => keys,
+            _ => (end % size).max(first.next_multiple_of(size) - first),
+        };
+        Self {
+            whole: rows * whole,
+            parts: rows * (items_of(first, keys, run) - whole),
+            longest_part,
+        }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            whole: self.whole + other.whole,
+            parts: self.parts + other.parts,
+            longest_part: self.longest_part.max(other.longest_part),
+        }
+    }
+}
+
 /// How many items a row of so many keys from `first` on has in runs of `run` units.
-pub fn items_of(first: usize, keys: usize, run: usize) -> usize {
+fn items_of(first: usize, keys: usize, run: usize) -> usize {
     let (end, size) = (first + keys, run * ATTENTION_UNIT);
     let whole = keys <= size && (end - 1) / KV_PAGE - first / KV_PAGE < ITEM_PAGES;
     if whole { 1 } else { (end - 1) / size - first / size + 1 }
@@ -418,7 +465,7 @@ mod tests {
         assert_eq!(runs(16, 1024), 4);
         assert_eq!(runs(890, 1024), 16);
         // Of 132 teams 128 have a span each; but three rows of 11,000 keys have 18 spans, for 144.
-        let spans = [(1, 32_768), (2, 16_384), (4, 8192)].map(|(rows, keys)| of_teams(rows, keys));
+        let spans = [(1, 32_768), (2, 16_400), (4, 8193)].map(|(rows, keys)| of_teams(rows, keys));
         assert_eq!((spans, of_teams(4, 7000), of_teams(3, 11_000)), ([16; 3], 4, 4));
         assert_eq!(runs(1, 32_768), 4, "warps alone want more than one a block");
     }
