@@ -3,7 +3,7 @@
 use crate::layer::STEP_LAUNCHES;
 use crate::model::{LAUNCH, Model};
 use getp::backend::gpu::shapes::Product;
-use getp::backend::gpu::shared_keys::{GROUP_KEYS, PagedRow, Scratch, pairs};
+use getp::backend::gpu::shared_keys::{PagedRow, Pair, Scratch, pairs};
 use getp::backend::gpu::stage::bucket;
 use getp::batch::StepPlan;
 use std::cell::RefCell;
@@ -68,7 +68,7 @@ impl<'a> Costs<'a> {
         });
         let mut found = Vec::new();
         pairs(&rows.collect::<Vec<_>>(), &mut Scratch::default(), &mut found).expect("there is memory");
-        all -= found.iter().map(|pair| pair.groups * GROUP_KEYS).sum::<usize>();
+        all -= found.iter().map(Pair::keys).sum::<usize>();
         let mut kinds = Kinds {
             windowed: self.model.reading(seen as f64),
             full: self.model.reading(all as f64),

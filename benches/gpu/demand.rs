@@ -3,7 +3,7 @@
 //! row sees as many keys as groups are cut for.
 
 use super::Args as Global;
-use super::plans::decoding;
+use super::ops::decoding_apart;
 use super::random_model::RandomModel;
 use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::Context;
@@ -98,7 +98,7 @@ fn times(
             common: &common,
             target: &contexts[0].target,
         };
-        let plan = plan(&replica, rows, mean_keys(config))?;
+        let plan = decoding_apart(&replica, rows, mean_keys(config))?;
         let [first, second] = seconds(&mut replica, &plan, part)?;
         let timed = |layers: Range<usize>, seconds| Timed {
             parts: demand.parts(&layers),
@@ -107,17 +107,6 @@ fn times(
         times.push((rows, [timed(0..ends[0], first), timed(ends[0]..layers, second)]));
     }
     Ok(times)
-}
-
-fn plan(replica: &GpuReplica, rows: usize, context: usize) -> anyhow::Result<StepPlan> {
-    let blocks = replica.kv_blocks();
-    let full = (context + 1).div_ceil(blocks.tokens);
-    let window = (blocks.window / rows).min(full).min(4);
-    anyhow::ensure!(
-        blocks.full / rows >= full && window > 2,
-        "the KV cache has no room for {rows} rows"
-    );
-    Ok(decoding(rows, context, [full, window], |row| 100 + row as i32))
 }
 
 /// Seconds of the stages in a step, one step after the other.

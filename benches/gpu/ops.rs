@@ -165,18 +165,23 @@ fn step(replica: &mut dyn Replica, plan: &StepPlan, output: &mut StepOutput, wan
     Ok(replica.collect(output)?)
 }
 
-/// A step of decoding sequences, each with its own KV blocks.
-fn plan(replica: &dyn Replica, rows: usize, part: &Args) -> anyhow::Result<StepPlan> {
-    let (blocks, context) = (replica.kv_blocks(), part.context);
+/// A step of so many decoding sequences behind so many positions, each with its own KV blocks.
+pub fn decoding_apart(replica: &dyn Replica, rows: usize, context: usize) -> anyhow::Result<StepPlan> {
+    let blocks = replica.kv_blocks();
     let full = (context + 1).div_ceil(blocks.tokens);
     let window = (blocks.window / rows).min(full).min(4);
     anyhow::ensure!(
         blocks.full / rows >= full && window > 2,
         "the KV cache has no room for {rows} rows"
     );
-    let plan = decoding(rows, context, [full, window], |row| 100 + row as i32);
+    Ok(decoding(rows, context, [full, window], |row| 100 + row as i32))
+}
+
+/// The same, drawing and scored as is asked for, with what is shared.
+fn plan(replica: &dyn Replica, rows: usize, part: &Args) -> anyhow::Result<StepPlan> {
+    let plan = decoding_apart(replica, rows, part.context)?;
     let mut plan = drawing(plan, |_| part.draw());
-    let shared = part.shared.min(context) / blocks.tokens;
+    let shared = part.shared.min(part.context) / replica.kv_blocks().tokens;
     for chunk in 1..rows {
         let (first, own) = (plan.chunks[0].full.start, plan.chunks[chunk].full.start);
         plan.tables.copy_within(first..first + shared, own);

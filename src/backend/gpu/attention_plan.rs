@@ -52,13 +52,7 @@ pub struct RowCut {
 
 impl RowCut {
     fn items(&self) -> usize {
-        let (end, size) = (self.first + self.keys, self.run * ATTENTION_UNIT);
-        let whole = self.keys <= size && (end - 1) / KV_PAGE - self.first / KV_PAGE < ITEM_PAGES;
-        if whole {
-            1
-        } else {
-            (end - 1) / size - self.first / size + 1
-        }
+        items_of(self.first, self.keys, self.run)
     }
 
     fn partials(&self) -> usize {

@@ -19,8 +19,8 @@ use std::cmp::Reverse;
 pub const GROUP_KEYS: usize = ATTENTION_GROUP * ATTENTION_UNIT;
 const GROUP_PAGES: usize = GROUP_KEYS / KV_PAGE;
 
-/// Rows that share a smaller part of the longer one's groups than one of so many are no pair: both rows are cut into
-/// groups, each of which has a partial sum.
+/// Two rows are a pair if they share at least a quarter of the longer one's groups: for it both are cut into groups,
+/// whose partial sums are some 3 % of the bytes of their keys and values, written and read.
 const LEAST_PART: usize = 4;
 
 /// A decoding row that sees the keys from position 0 on.
@@ -46,15 +46,9 @@ impl PagedRow<'_> {
 
     /// How many groups from the first on are the same in both.
     fn shared_groups(self, other: Self) -> usize {
-        let most = self.groups().min(other.groups());
         let alike = |groups: usize| self.pages[..groups * GROUP_PAGES] == other.pages[..groups * GROUP_PAGES];
         // Only tables that no scheduler makes are alike at a group's end, but not before it.
-        let by_ends = self
-            .ends()
-            .zip(other.ends())
-            .take(most)
-            .take_while(|(a, b)| a == b)
-            .count();
+        let by_ends = self.ends().zip(other.ends()).take_while(|(a, b)| a == b).count();
         (0..=by_ends).rev().find(|&groups| alike(groups)).unwrap_or(0)
     }
 }
@@ -66,6 +60,13 @@ pub struct Pair {
     pub rows: [usize; 2],
     /// At least one.
     pub groups: usize,
+}
+
+impl Pair {
+    /// The keys that both see.
+    pub fn keys(&self) -> usize {
+        self.groups * GROUP_KEYS
+    }
 }
 
 /// What finding pairs needs.

@@ -12,7 +12,7 @@ use super::args::{
 use super::attention_plan::{Load, RowCut, least_run, plan_decode, plan_prefill};
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
-use super::shared_keys::{self, GROUP_KEYS, PagedRow, Pair, pairs};
+use super::shared_keys::{self, PagedRow, Pair, pairs};
 use crate::batch::{Draw, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
@@ -205,6 +205,8 @@ struct Scratch {
     pairing: shared_keys::Scratch,
     pairs: Vec<Pair>,
     cuts: Vec<RowCut>,
+    /// Whether a quarter of the keys that rows read is read by the other row of a pair as well.
+    shares_keys: bool,
 }
 
 impl StepMemory {
@@ -300,7 +302,7 @@ impl Plans {
         let mut out = Blob::new(&mut copies[turn * self.host_bytes..][..self.host_bytes]);
         sections.write(&contents, &mut out)?;
         out.finish();
-        let shares_keys = scratch.shares_keys(plan);
+        let shares_keys = scratch.shares_keys;
         Ok(Written { header, shares_keys })
     }
 
@@ -320,14 +322,6 @@ impl Plans {
 }
 
 impl Scratch {
-    /// Whether a quarter of the keys that rows read is read by the other row of a pair as well.
-    fn shares_keys(&self, plan: &StepPlan) -> bool {
-        let decoding = plan.chunks[..plan.decode_chunks].iter();
-        let all: usize = decoding.map(|chunk| chunk.first_position + 1).sum();
-        let shared: usize = self.pairs.iter().map(|pair| pair.groups * GROUP_KEYS).sum();
-        shared > 0 && 4 * shared >= all
-    }
-
     fn fill(&mut self, plan: &StepPlan, shape: &AttentionShape, vocab: usize) -> Result<()> {
         self.row_chunk.clear();
         self.chunks.clear();
@@ -378,13 +372,16 @@ impl Scratch {
                 &mut self.pairs,
             )?;
         }
+        let all: usize = decoding().map(|chunk| chunk.first_position + 1).sum();
+        let shared: usize = self.pairs.iter().map(Pair::keys).sum();
+        self.shares_keys = shared > 0 && 4 * shared >= all;
         let load = Load {
             kv_heads: shape.kv_heads,
             at_once: shape.items_at_once,
             least_run: least_run(plan.decode_chunks, shape.team_rows),
             most_partials: shape.partials,
             two_rows: shape.two_rows,
-            by_position: self.shares_keys(plan),
+            by_position: self.shares_keys,
         };
         let full = decoding().map(|chunk| (chunk.first_row, 0, chunk.first_position + 1));
         plan_decode(full, &self.pairs, &load, &mut self.cuts, &mut self.full_items)?;
