@@ -35,21 +35,8 @@ enum : int {
 
 // ---- items
 
-// A position in a ring buffer of COUNT places, each with two mbarriers, `full` and `empty`.
-template <int COUNT> struct Ring {
-  u32 barriers;
-  int place = 0;
-  u32 parity = 0;
-
-  DEV u32 full() const { return barriers + 16 * place; }
-  DEV u32 empty() const { return barriers + 16 * place + 8; }
-  DEV void wait_full() const { barrier_wait(full(), parity); }
-  DEV void wait_empty() const { barrier_wait(empty(), parity ^ 1); }
-  DEV void release() const { if (LANE == 0) barrier_arrive(empty()); }
-  DEV void advance() { if (++place == COUNT) place = 0, parity ^= 1; }
-};
-typedef Ring<STAGES> Tiles;
-typedef Ring<ITEMS> Items;
+typedef RingPlace<STAGES> Tiles;
+typedef RingPlace<ITEMS> Items;
 
 // The mbarriers, and the items in their ring buffer: `known` when an item is there, `full` with its queries.
 struct Control {
