@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 03c7464af6bcf2d2) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 27065110fd537eb6) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -63,7 +63,7 @@ struct StepHeader {
   int window_items;   // attention items of decoding rows, in sliding-window layers
   int prefill_tiles;  // attention tiles of chunks with several rows
   int turn;           // which of the host's result buffers this step writes
-  int reserved;
+  int shared_items;   // attention items of keys that several decoding rows see, in full layers
 };
 
 // Consecutive rows of one sequence; chunks are in order of their rows. Position p is in the page tables[full + p /
@@ -111,6 +111,23 @@ struct AttentionItem {
   int second_partial;
 };
 
+// A run of units, a group or a span, that several decoding rows see in the same pages, `pages` of them from `table` in
+// the plan's tables on. It is run number `part` of each of these rows, `sharers` of them from `first_sharer` in the
+// plan's list on; their AttentionItems leave it out, but count it.
+struct SharedItem {
+  int table;
+  int pages;
+  int part;
+  int first_sharer;
+  int sharers;
+};
+
+// A row that shares keys; the sum of its first run is at index `partial` of the workspace.
+struct Sharer {
+  int row;
+  int partial;
+};
+
 // A tile of prefill attention, the query rows of one block: `rows` rows from row `first` of the chunk on.
 struct PrefillTile {
   int chunk;
@@ -130,6 +147,8 @@ struct Step {
   const LogitsRowInfo* logits;  // [logits_rows]
   const AttentionItem* full_items;
   const AttentionItem* window_items;
+  const SharedItem* shared_items;
+  const Sharer* sharers;
   const PrefillTile* prefill_tiles;
   int* last_tokens;             // [slots]: the token last sampled
 };
@@ -478,7 +497,7 @@ struct SortMlp1Args {
   static_assert(__builtin_offsetof(Struct, field) == bytes, "the host has it elsewhere");
 SIZE(StepHeader, 32) AT(StepHeader, rows, 0) AT(StepHeader, chunks, 4) AT(StepHeader, logits_rows, 8)
   AT(StepHeader, full_items, 12) AT(StepHeader, window_items, 16) AT(StepHeader, prefill_tiles, 20)
-  AT(StepHeader, turn, 24) AT(StepHeader, reserved, 28)
+  AT(StepHeader, turn, 24) AT(StepHeader, shared_items, 28)
 SIZE(ChunkInfo, 32) AT(ChunkInfo, first_row, 0) AT(ChunkInfo, rows, 4) AT(ChunkInfo, first_position, 8)
   AT(ChunkInfo, slot, 12) AT(ChunkInfo, full, 16) AT(ChunkInfo, window, 20) AT(ChunkInfo, window_pages, 24)
   AT(ChunkInfo, reserved, 28)
@@ -488,51 +507,54 @@ SIZE(LogitsRowInfo, 32) AT(LogitsRowInfo, row, 0) AT(LogitsRowInfo, slot, 4) AT(
 SIZE(AttentionItem, 32) AT(AttentionItem, row, 0) AT(AttentionItem, first_unit, 4) AT(AttentionItem, tokens, 8)
   AT(AttentionItem, row_items, 12) AT(AttentionItem, partial, 16) AT(AttentionItem, run, 20)
   AT(AttentionItem, second, 24) AT(AttentionItem, second_partial, 28)
+SIZE(SharedItem, 20) AT(SharedItem, table, 0) AT(SharedItem, pages, 4) AT(SharedItem, part, 8)
+  AT(SharedItem, first_sharer, 12) AT(SharedItem, sharers, 16)
+SIZE(Sharer, 8) AT(Sharer, row, 0) AT(Sharer, partial, 4)
 SIZE(PrefillTile, 16) AT(PrefillTile, chunk, 0) AT(PrefillTile, first, 4) AT(PrefillTile, rows, 8)
   AT(PrefillTile, reserved, 12)
-SIZE(Step, 88) AT(Step, header, 0) AT(Step, tokens, 8) AT(Step, positions, 16) AT(Step, row_chunk, 24)
+SIZE(Step, 104) AT(Step, header, 0) AT(Step, tokens, 8) AT(Step, positions, 16) AT(Step, row_chunk, 24)
   AT(Step, chunks, 32) AT(Step, tables, 40) AT(Step, logits, 48) AT(Step, full_items, 56) AT(Step, window_items, 64)
-  AT(Step, prefill_tiles, 72) AT(Step, last_tokens, 80)
+  AT(Step, shared_items, 72) AT(Step, sharers, 80) AT(Step, prefill_tiles, 88) AT(Step, last_tokens, 96)
 SIZE(UploadSection, 16) AT(UploadSection, from, 0) AT(UploadSection, to, 4) AT(UploadSection, bytes, 8)
   AT(UploadSection, reserved, 12)
 SIZE(UploadList, 208) AT(UploadList, sections, 0) AT(UploadList, reserved, 4) AT(UploadList, section, 16)
 SIZE(UploadArgs, 32) AT(UploadArgs, host, 0) AT(UploadArgs, device, 8) AT(UploadArgs, turn, 16)
   AT(UploadArgs, copies, 24) AT(UploadArgs, copy_bytes, 28)
-SIZE(EmbedArgs, 112) AT(EmbedArgs, step, 0) AT(EmbedArgs, table, 88) AT(EmbedArgs, x, 96) AT(EmbedArgs, format, 104)
-  AT(EmbedArgs, hidden, 108)
-SIZE(NormArgs, 184) AT(NormArgs, step, 0) AT(NormArgs, x, 88) AT(NormArgs, weight, 96) AT(NormArgs, y, 104)
-  AT(NormArgs, slots, 112) AT(NormArgs, shares, 120) AT(NormArgs, t, 128) AT(NormArgs, t_term, 136)
-  AT(NormArgs, t32, 144) AT(NormArgs, y_format, 152) AT(NormArgs, k, 156) AT(NormArgs, hidden, 160)
-  AT(NormArgs, t_rows, 164) AT(NormArgs, select, 168) AT(NormArgs, terms, 172) AT(NormArgs, format, 176)
-  AT(NormArgs, exact, 180)
-SIZE(RouteArgs, 152) AT(RouteArgs, step, 0) AT(RouteArgs, t32, 88) AT(RouteArgs, w, 96) AT(RouteArgs, bias, 104)
-  AT(RouteArgs, experts, 112) AT(RouteArgs, shares, 120) AT(RouteArgs, format, 128) AT(RouteArgs, hidden, 132)
-  AT(RouteArgs, n_experts, 136) AT(RouteArgs, k, 140) AT(RouteArgs, exact, 144) AT(RouteArgs, reserved, 148)
+SIZE(EmbedArgs, 128) AT(EmbedArgs, step, 0) AT(EmbedArgs, table, 104) AT(EmbedArgs, x, 112) AT(EmbedArgs, format, 120)
+  AT(EmbedArgs, hidden, 124)
+SIZE(NormArgs, 200) AT(NormArgs, step, 0) AT(NormArgs, x, 104) AT(NormArgs, weight, 112) AT(NormArgs, y, 120)
+  AT(NormArgs, slots, 128) AT(NormArgs, shares, 136) AT(NormArgs, t, 144) AT(NormArgs, t_term, 152)
+  AT(NormArgs, t32, 160) AT(NormArgs, y_format, 168) AT(NormArgs, k, 172) AT(NormArgs, hidden, 176)
+  AT(NormArgs, t_rows, 180) AT(NormArgs, select, 184) AT(NormArgs, terms, 188) AT(NormArgs, format, 192)
+  AT(NormArgs, exact, 196)
+SIZE(RouteArgs, 168) AT(RouteArgs, step, 0) AT(RouteArgs, t32, 104) AT(RouteArgs, w, 112) AT(RouteArgs, bias, 120)
+  AT(RouteArgs, experts, 128) AT(RouteArgs, shares, 136) AT(RouteArgs, format, 144) AT(RouteArgs, hidden, 148)
+  AT(RouteArgs, n_experts, 152) AT(RouteArgs, k, 156) AT(RouteArgs, exact, 160) AT(RouteArgs, reserved, 164)
 SIZE(ExpertCut, 8) AT(ExpertCut, expert, 0) AT(ExpertCut, tiles, 4)
-SIZE(SortArgs, 168) AT(SortArgs, step, 0) AT(SortArgs, experts, 88) AT(SortArgs, offsets, 96) AT(SortArgs, counts, 104)
-  AT(SortArgs, slots, 112) AT(SortArgs, n_experts, 120) AT(SortArgs, k, 124) AT(SortArgs, slot_rows, 128)
-  AT(SortArgs, mlp1_cuts, 136) AT(SortArgs, mlp2_cuts, 144) AT(SortArgs, mlp1_spans, 152) AT(SortArgs, mlp2_spans, 156)
-  AT(SortArgs, tile_steps, 160) AT(SortArgs, places, 164)
-SIZE(GatherArgs, 152) AT(GatherArgs, step, 0) AT(GatherArgs, input, 88) AT(GatherArgs, out, 96)
-  AT(GatherArgs, slots, 104) AT(GatherArgs, in_term, 112) AT(GatherArgs, out_term, 120) AT(GatherArgs, k, 128)
-  AT(GatherArgs, k_blocks, 132) AT(GatherArgs, in_rows, 136) AT(GatherArgs, out_rows, 140) AT(GatherArgs, terms, 144)
-  AT(GatherArgs, reserved, 148)
-SIZE(SortGatherArgs, 320) AT(SortGatherArgs, sort, 0) AT(SortGatherArgs, gather, 168)
-SIZE(NormRouteArgs, 672) AT(NormRouteArgs, norm, 0) AT(NormRouteArgs, route, 184) AT(NormRouteArgs, sort, 336)
-  AT(NormRouteArgs, gather, 504) AT(NormRouteArgs, sends, 656) AT(NormRouteArgs, reserved, 660)
-  AT(NormRouteArgs, picks, 664)
-SIZE(RopeStoreArgs, 168) AT(RopeStoreArgs, step, 0) AT(RopeStoreArgs, qkv, 88) AT(RopeStoreArgs, cos, 96)
-  AT(RopeStoreArgs, sin, 104) AT(RopeStoreArgs, q, 112) AT(RopeStoreArgs, kv, 120) AT(RopeStoreArgs, page_bytes, 128)
-  AT(RopeStoreArgs, head_bytes, 136) AT(RopeStoreArgs, format, 140) AT(RopeStoreArgs, head_dim, 144)
-  AT(RopeStoreArgs, heads, 148) AT(RopeStoreArgs, kv_heads, 152) AT(RopeStoreArgs, windowed, 156)
-  AT(RopeStoreArgs, paired, 160) AT(RopeStoreArgs, reserved, 164)
-SIZE(AttentionArgs, 192) AT(AttentionArgs, step, 0) AT(AttentionArgs, q, 88) AT(AttentionArgs, kv, 96)
-  AT(AttentionArgs, sinks, 104) AT(AttentionArgs, out, 112) AT(AttentionArgs, partials, 120)
-  AT(AttentionArgs, arrived, 128) AT(AttentionArgs, out_term, 136) AT(AttentionArgs, page_bytes, 144)
-  AT(AttentionArgs, head_bytes, 152) AT(AttentionArgs, head_dim, 156) AT(AttentionArgs, heads, 160)
-  AT(AttentionArgs, kv_heads, 164) AT(AttentionArgs, windowed, 168) AT(AttentionArgs, window, 172)
-  AT(AttentionArgs, out_rows, 176) AT(AttentionArgs, terms, 180) AT(AttentionArgs, format, 184)
-  AT(AttentionArgs, reserved, 188)
+SIZE(SortArgs, 184) AT(SortArgs, step, 0) AT(SortArgs, experts, 104) AT(SortArgs, offsets, 112)
+  AT(SortArgs, counts, 120) AT(SortArgs, slots, 128) AT(SortArgs, n_experts, 136) AT(SortArgs, k, 140)
+  AT(SortArgs, slot_rows, 144) AT(SortArgs, mlp1_cuts, 152) AT(SortArgs, mlp2_cuts, 160) AT(SortArgs, mlp1_spans, 168)
+  AT(SortArgs, mlp2_spans, 172) AT(SortArgs, tile_steps, 176) AT(SortArgs, places, 180)
+SIZE(GatherArgs, 168) AT(GatherArgs, step, 0) AT(GatherArgs, input, 104) AT(GatherArgs, out, 112)
+  AT(GatherArgs, slots, 120) AT(GatherArgs, in_term, 128) AT(GatherArgs, out_term, 136) AT(GatherArgs, k, 144)
+  AT(GatherArgs, k_blocks, 148) AT(GatherArgs, in_rows, 152) AT(GatherArgs, out_rows, 156) AT(GatherArgs, terms, 160)
+  AT(GatherArgs, reserved, 164)
+SIZE(SortGatherArgs, 352) AT(SortGatherArgs, sort, 0) AT(SortGatherArgs, gather, 184)
+SIZE(NormRouteArgs, 736) AT(NormRouteArgs, norm, 0) AT(NormRouteArgs, route, 200) AT(NormRouteArgs, sort, 368)
+  AT(NormRouteArgs, gather, 552) AT(NormRouteArgs, sends, 720) AT(NormRouteArgs, reserved, 724)
+  AT(NormRouteArgs, picks, 728)
+SIZE(RopeStoreArgs, 184) AT(RopeStoreArgs, step, 0) AT(RopeStoreArgs, qkv, 104) AT(RopeStoreArgs, cos, 112)
+  AT(RopeStoreArgs, sin, 120) AT(RopeStoreArgs, q, 128) AT(RopeStoreArgs, kv, 136) AT(RopeStoreArgs, page_bytes, 144)
+  AT(RopeStoreArgs, head_bytes, 152) AT(RopeStoreArgs, format, 156) AT(RopeStoreArgs, head_dim, 160)
+  AT(RopeStoreArgs, heads, 164) AT(RopeStoreArgs, kv_heads, 168) AT(RopeStoreArgs, windowed, 172)
+  AT(RopeStoreArgs, paired, 176) AT(RopeStoreArgs, reserved, 180)
+SIZE(AttentionArgs, 208) AT(AttentionArgs, step, 0) AT(AttentionArgs, q, 104) AT(AttentionArgs, kv, 112)
+  AT(AttentionArgs, sinks, 120) AT(AttentionArgs, out, 128) AT(AttentionArgs, partials, 136)
+  AT(AttentionArgs, arrived, 144) AT(AttentionArgs, out_term, 152) AT(AttentionArgs, page_bytes, 160)
+  AT(AttentionArgs, head_bytes, 168) AT(AttentionArgs, head_dim, 172) AT(AttentionArgs, heads, 176)
+  AT(AttentionArgs, kv_heads, 180) AT(AttentionArgs, windowed, 184) AT(AttentionArgs, window, 188)
+  AT(AttentionArgs, out_rows, 192) AT(AttentionArgs, terms, 196) AT(AttentionArgs, format, 200)
+  AT(AttentionArgs, reserved, 204)
 SIZE(GemmArgs, 176) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, input, 16) AT(GemmArgs, in_term, 24)
   AT(GemmArgs, rows, 32) AT(GemmArgs, offsets, 40) AT(GemmArgs, out, 48) AT(GemmArgs, tiled, 56)
   AT(GemmArgs, tiled_term, 64) AT(GemmArgs, y, 72) AT(GemmArgs, best, 80) AT(GemmArgs, best_index, 88)
@@ -541,25 +563,25 @@ SIZE(GemmArgs, 176) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, 
   AT(GemmArgs, limit, 128) AT(GemmArgs, format, 132) AT(GemmArgs, cols, 136) AT(GemmArgs, weight_format, 140)
   AT(GemmArgs, terms, 142) AT(GemmArgs, half, 144) AT(GemmArgs, picked, 148) AT(GemmArgs, picks, 152)
   AT(GemmArgs, slot_rows, 160) AT(GemmArgs, cuts, 168)
-SIZE(QkvStoreArgs, 344) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 176)
-SIZE(NormQkvArgs, 536) AT(NormQkvArgs, qkv, 0) AT(NormQkvArgs, norm, 344) AT(NormQkvArgs, arrived, 528)
+SIZE(QkvStoreArgs, 360) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 176)
+SIZE(NormQkvArgs, 568) AT(NormQkvArgs, qkv, 0) AT(NormQkvArgs, norm, 360) AT(NormQkvArgs, arrived, 560)
 SIZE(Greedy, 8) AT(Greedy, token, 0) AT(Greedy, logit, 4)
-SIZE(ArgmaxArgs, 128) AT(ArgmaxArgs, step, 0) AT(ArgmaxArgs, best, 88) AT(ArgmaxArgs, best_index, 96)
-  AT(ArgmaxArgs, host, 104) AT(ArgmaxArgs, candidates, 112) AT(ArgmaxArgs, best_rows, 116) AT(ArgmaxArgs, drawable, 120)
-  AT(ArgmaxArgs, reserved, 124)
-SIZE(DrawArgs, 136) AT(DrawArgs, step, 0) AT(DrawArgs, logits, 88) AT(DrawArgs, host, 96) AT(DrawArgs, host_rows, 104)
-  AT(DrawArgs, powers, 112) AT(DrawArgs, sums, 120) AT(DrawArgs, vocab, 128) AT(DrawArgs, drawable, 132)
+SIZE(ArgmaxArgs, 144) AT(ArgmaxArgs, step, 0) AT(ArgmaxArgs, best, 104) AT(ArgmaxArgs, best_index, 112)
+  AT(ArgmaxArgs, host, 120) AT(ArgmaxArgs, candidates, 128) AT(ArgmaxArgs, best_rows, 132) AT(ArgmaxArgs, drawable, 136)
+  AT(ArgmaxArgs, reserved, 140)
+SIZE(DrawArgs, 152) AT(DrawArgs, step, 0) AT(DrawArgs, logits, 104) AT(DrawArgs, host, 112) AT(DrawArgs, host_rows, 120)
+  AT(DrawArgs, powers, 128) AT(DrawArgs, sums, 136) AT(DrawArgs, vocab, 144) AT(DrawArgs, drawable, 148)
 SIZE(Scored, 184) AT(Scored, sum, 0) AT(Scored, largest, 8) AT(Scored, token, 12) AT(Scored, logit, 16)
   AT(Scored, reserved, 20) AT(Scored, top_tokens, 24) AT(Scored, top_logits, 104)
-SIZE(ScoreArgs, 120) AT(ScoreArgs, step, 0) AT(ScoreArgs, logits, 88) AT(ScoreArgs, host, 96)
-  AT(ScoreArgs, host_rows, 104) AT(ScoreArgs, vocab, 112) AT(ScoreArgs, reserved, 116)
+SIZE(ScoreArgs, 136) AT(ScoreArgs, step, 0) AT(ScoreArgs, logits, 104) AT(ScoreArgs, host, 112)
+  AT(ScoreArgs, host_rows, 120) AT(ScoreArgs, vocab, 128) AT(ScoreArgs, reserved, 132)
 SIZE(RangeArgs, 40) AT(RangeArgs, wire, 0) AT(RangeArgs, result, 8) AT(RangeArgs, tiles, 16) AT(RangeArgs, rows, 24)
   AT(RangeArgs, cols, 28) AT(RangeArgs, format, 32) AT(RangeArgs, reserved, 36)
 SIZE(PackArgs, 48) AT(PackArgs, wire, 0) AT(PackArgs, out, 8) AT(PackArgs, members, 16) AT(PackArgs, rows, 20)
   AT(PackArgs, cols, 24) AT(PackArgs, row_blocks, 28) AT(PackArgs, k_blocks, 32) AT(PackArgs, shift, 36)
   AT(PackArgs, format, 40) AT(PackArgs, half, 44)
 SIZE(PeakArgs, 16) AT(PeakArgs, out, 0) AT(PeakArgs, iterations, 8) AT(PeakArgs, never, 12)
-SIZE(SortMlp1Args, 352) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 176) AT(SortMlp1Args, most_rows, 344)
-  AT(SortMlp1Args, reserved, 348)
+SIZE(SortMlp1Args, 368) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 176) AT(SortMlp1Args, most_rows, 360)
+  AT(SortMlp1Args, reserved, 364)
 #undef SIZE
 #undef AT

@@ -168,6 +168,8 @@ operations! {
     AttentionExact "attention_exact",
     /// Attention of rows that decode.
     AttentionDecode "attention_decode",
+    /// Its part that several rows share: keys that all of them see.
+    AttentionShared "attention_shared",
     /// Attention of prompts.
     AttentionPrefill "attention_prefill",
     /// Queries, keys and values.

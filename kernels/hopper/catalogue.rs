@@ -47,6 +47,9 @@ static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tile
 const BARRIER_BYTES: usize = 8;
 /// Query rows of an item of prefill attention, eight a warpgroup.
 const PREFILL_ROWS: usize = 32;
+/// Rows of an item of keys that several rows see, eight a warpgroup, and cache tiles on the way.
+const SHARED_ROWS: usize = 16;
+const SHARED_STAGES: usize = 8;
 /// Octets of keys in the ring buffer of a warp of exact attention, and bytes of an octet: keys and values, in float32.
 /// So six blocks of four warps fit on a multiprocessor, each with its query (eight heads of 64 dims in float64) and a
 /// row of zeros.
@@ -67,7 +70,7 @@ const NORM_FROM_ROWS: usize = 512;
 /// Up to so many rows norm and router have a cluster of blocks for a row.
 const FEW_ROWS: usize = 64;
 
-const WRITTEN: [Kernel; 21] = [
+const WRITTEN: [Kernel; 23] = [
     Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
         .variant("rows")
         .least_rows(NORM_FROM_ROWS)
@@ -91,6 +94,8 @@ const WRITTEN: [Kernel; 21] = [
     pair(Bf16),
     decode(Bf16, "few", 6, 2),
     decode(Bf16, "many", 8, 1),
+    shared_keys(F16),
+    shared_keys(Bf16),
     prefill(F16),
     prefill(Bf16),
     Kernel::written(Op::AttentionExact, "hopper/attention_exact.hip", 128)
@@ -175,6 +180,20 @@ const fn pair(elements: Elements) -> Kernel {
     decode(elements, "pair", 2, 2)
         .most_rows(PAIR_ROWS)
         .workers(Workers::Pair)
+}
+
+/// Persistent blocks: two warpgroups compute, and a third one fetches `SHARED_STAGES` cache tiles ahead, with two
+/// mbarriers each.
+const fn shared_keys(elements: Elements) -> Kernel {
+    Kernel::written(
+        Op::AttentionShared,
+        "hopper/attention_shared.hip",
+        (SHARED_ROWS / 8 + 1) * WARPGROUP,
+    )
+    .elements(elements)
+    .shared_bytes(SHARED_STAGES * (CACHE_TILE_BYTES + 2 * BARRIER_BYTES))
+    .per_block(SHARED_ROWS)
+    .limits(MATRIX_HEADS)
 }
 
 /// Persistent blocks, each with all the shared memory that there is: four warpgroups compute, and one fetches.

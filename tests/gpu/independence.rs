@@ -2,13 +2,20 @@
 //! and on one device and a group of them.
 
 use super::answers::{Answers, Run, answer, options, prompt, prompts};
+use super::ops::WIDE;
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
+use super::wide::Wide;
 use super::{drivers, open};
+use getp::backend::gpu::args::{ATTENTION_GROUP, ATTENTION_UNIT, KV_PAGE};
+use getp::backend::gpu::attention_plan::{Load, least_run, won_by_sharing};
 use getp::backend::gpu::open::inspect::open_cut;
+use getp::backend::gpu::shared_keys::{PagedRow, SharedPrefixes};
 use getp::batch::Want;
+use getp::checkpoint::Checkpoint;
 use getp::config::ModelConfig;
 use getp::options::{Options, Precision};
 use getp::replica::Replica;
+use std::collections::HashMap;
 
 /// One model has the 20b's heads, whose attention uses the matrix cores, others have different heads.
 fn configs() -> [ModelConfig; 2] {
@@ -289,6 +296,90 @@ fn rows_that_share_groups_of_keys() {
     let together = answer(&mut *replica, &config, &prompts, shared(true));
     for request in 0..count {
         check(&apart, request, &together, request, "keys of two rows");
+    }
+}
+
+/// Whether a step in which all of these decode is planned with keys that are read once for many.
+fn wins_by_sharing(config: &ModelConfig, prompts: &[Vec<u32>]) -> bool {
+    let mut numbers = HashMap::new();
+    let tables: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|prompt| {
+            let ends = (KV_PAGE..=prompt.len()).step_by(KV_PAGE);
+            let mut number = |of: &[u32]| {
+                let next = numbers.len() as u32;
+                *numbers.entry(of.to_vec()).or_insert(next)
+            };
+            ends.map(|end| number(&prompt[..end])).collect()
+        })
+        .collect();
+    let rows = prompts.iter().zip(&tables).map(|(prompt, pages)| PagedRow {
+        position: prompt.len(),
+        pages,
+    });
+    let rows: Vec<_> = rows.collect();
+    let load = Load {
+        kv_heads: config.n_kv_heads,
+        at_once: 132,
+        least_run: least_run(rows.len(), 8),
+        most_partials: usize::MAX,
+        by_position: false,
+    };
+    let mut prefixes = SharedPrefixes::default();
+    let pages = ATTENTION_GROUP * ATTENTION_UNIT / KV_PAGE;
+    prefixes.find(&rows, pages, 4 * rows.len()).unwrap();
+    won_by_sharing(&load, &prefixes, 16, rows.len()) > 0
+}
+
+/// Many rows and few with beginnings so long that keys are read once for all of them, where a kernel does that, in both
+/// of its formats. Some share a part of what others do, and some nothing.
+#[test]
+#[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take hours")]
+fn rows_that_share_long_beginnings() {
+    let [grouped, _] = configs();
+    let config = ModelConfig {
+        hidden_dim: 64,
+        n_layers: 2,
+        n_attn_heads: 64,
+        n_kv_heads: 8,
+        seq_len: 9500,
+        ..grouped
+    };
+    let long = [3, 4].map(|seed| prompt(&config, seed, 9300));
+    let prompts: Vec<_> = (0..45)
+        .map(|i| {
+            let shared = match i % 9 {
+                0 => 0,
+                1..=4 => 4700,
+                5 | 6 => 9300,
+                _ => 2100,
+            };
+            // The second half of the longest beginnings parts.
+            let (common, parted) = (shared.min(5000), shared.max(5000));
+            let own = prompt(&config, 50 + i, 9 + i);
+            [&long[0][..common], &long[i % 2][5000..parted], &own].concat()
+        })
+        .collect();
+    assert!(wins_by_sharing(&config, &prompts) && wins_by_sharing(&config, &prompts[..7]));
+    let shared = |share_beginnings| Run {
+        record_all: false,
+        share_beginnings,
+        more: 4 * MORE,
+        ..run(Want::Logits)
+    };
+    let model = || SyntheticCheckpoint::new(&config, 86, Temperament::Wild).unwrap();
+    let (released, wide) = (model(), Wide::new(model(), WIDE));
+    let checkpoints: [&dyn Checkpoint; 2] = [&released, &wide];
+    for checkpoint in checkpoints {
+        for count in [prompts.len(), 7] {
+            let prompts = &prompts[..count];
+            let mut replica = open(checkpoint, &options(Precision::Fast, count, 4096));
+            let apart = answer(&mut *replica, &config, prompts, shared(false));
+            let together = answer(&mut *replica, &config, prompts, shared(true));
+            for request in 0..count {
+                check(&apart, request, &together, request, "long beginnings");
+            }
+        }
     }
 }
 

@@ -84,10 +84,6 @@ impl Family for Forced {
         self.family.attention_decode(kernels, shape)
     }
 
-    fn heeds_shared_keys(&self, row_heads: usize, multiprocessors: usize) -> bool {
-        self.family.heeds_shared_keys(row_heads, multiprocessors)
-    }
-
     fn attends_to_two_rows(&self) -> bool {
         self.family.attends_to_two_rows()
     }

@@ -2,7 +2,7 @@
 //! function of a target and a shape and needs no device.
 
 use super::ladder::{Ladder, Setup};
-use getp::backend::gpu::attention_plan::{Load, Pieces, RunVerdict, least_run, plan_decode, runs};
+use getp::backend::gpu::attention_plan::{Load, Pieces, RunVerdict, Sharing, least_run, plan_decode, runs};
 use getp::backend::gpu::catalogue::Op;
 use getp::backend::gpu::family::verdict::Said;
 use getp::backend::gpu::launch::Launch;
@@ -123,7 +123,6 @@ impl Case<'_> {
             at_once: self.target.attention_items_at_once(),
             least_run: least_run(self.rows, self.target.attention_team_rows()),
             most_partials: usize::MAX,
-            two_rows: false,
             by_position: false,
         }
     }
@@ -135,7 +134,8 @@ impl Case<'_> {
         let mut items = Vec::new();
         if decodes {
             let contexts = (0..rows).map(|row| (row, first, keys));
-            plan_decode(contexts, &[], &self.load(), &mut Vec::new(), &mut items)?;
+            let alone = Sharing::Pairs(&[]);
+            plan_decode(contexts, alone, &self.load(), &mut Vec::new(), &mut items)?;
         }
         Ok(AttentionWork {
             windowed: self.windowed,

@@ -99,7 +99,8 @@ shared! {
             prefill_tiles: i32,
             /// which of the host's result buffers this step writes
             turn: i32,
-            reserved: i32,
+            /// attention items of keys that several decoding rows see, in full layers
+            shared_items: i32,
         }
 
         /// Consecutive rows of one sequence; chunks are in order of their rows. Position p is in the page `tables[full
@@ -159,6 +160,25 @@ shared! {
             second_partial: i32,
         }
 
+        /// A run of units, a group or a span, that several decoding rows see in the same pages, `pages` of them from
+        /// `table` in the plan's tables on. It is run number `part` of each of these rows, `sharers` of them from
+        /// `first_sharer` in the plan's list on; their AttentionItems leave it out, but count it.
+        #[derive(Pod, Zeroable, Default, PartialEq, Eq)]
+        SharedItem {
+            table: i32,
+            pages: i32,
+            part: i32,
+            first_sharer: i32,
+            sharers: i32,
+        }
+
+        /// A row that shares keys; the sum of its first run is at index `partial` of the workspace.
+        #[derive(Pod, Zeroable, Default, PartialEq, Eq)]
+        Sharer {
+            row: i32,
+            partial: i32,
+        }
+
         /// A tile of prefill attention, the query rows of one block: `rows` rows from row `first` of the chunk on.
         #[derive(Pod, Zeroable, Default, PartialEq, Eq)]
         PrefillTile {
@@ -185,6 +205,8 @@ shared! {
             logits: *const LogitsRowInfo,
             full_items: *const AttentionItem,
             window_items: *const AttentionItem,
+            shared_items: *const SharedItem,
+            sharers: *const Sharer,
             prefill_tiles: *const PrefillTile,
             /// `[slots]`: the token last sampled
             last_tokens: *mut i32,

@@ -3,17 +3,24 @@
 //! Decode attention is bound by memory bandwidth: all multiprocessors should read all the time and finish together. A
 //! row's keys form a fixed tree of units, groups and spans ([`AttentionItem`]), so that a row can be split at any of
 //! them (split-K) without changing a bit of its result. Partial sums of split rows cost memory traffic, and time at the
-//! end, when one block folds them all; so the longest runs of keys are taken that still balance. Two rows that see the
-//! same keys (`shared_keys.rs`) are split into groups, and have one item for each of those that they share. Prefill
-//! attention is split into tiles of query rows. Both lists are sorted longest first, but tiles of one chunk stay
-//! together: they read the same keys, which then come from the L2.
+//! end, when one block folds them all; so the longest runs of keys are taken that still balance. Where rows see the
+//! same keys (`shared_keys.rs`), groups at least: pairs of rows have one item for each group that both see, and shared
+//! prefixes have items of another kind for their runs. Prefill attention is split into tiles of query rows. All lists
+//! are sorted longest first, but tiles of one chunk stay together: they read the same keys, which then come from the
+//! L2.
 
-use super::args::{ATTENTION_GROUP, ATTENTION_SPAN, ATTENTION_UNIT, AttentionItem, ITEM_PAGES, KV_PAGE, PrefillTile};
-use super::shared_keys::{GROUP_KEYS, Pair};
+use super::args::{
+    ATTENTION_GROUP, ATTENTION_SPAN, ATTENTION_UNIT, AttentionItem, ITEM_PAGES, KV_PAGE, PrefillTile, SharedItem,
+    Sharer,
+};
+use super::shared_keys::{GROUP_KEYS, Pair, SharedPrefix, SharedPrefixes};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use std::cmp::Reverse;
 use std::fmt;
+
+/// Bytes of a key and its value of one head, of 64 dims in 16 bits.
+const HEAD_KEY_BYTES: usize = 2 * 64 * 2;
 
 /// Units of a split row's items, largest first.
 const RUNS: [usize; 3] = [ATTENTION_SPAN, ATTENTION_GROUP, 1];
@@ -29,8 +36,6 @@ pub struct Load {
     pub least_run: usize,
     /// There is room for so many partial sums; [`max_partials`] at least.
     pub most_partials: usize,
-    /// Whether an item may be of two rows.
-    pub two_rows: bool,
     /// Of items alike those of the same position are neighbours, not those of the same row, so that what rows share is
     /// read again while it is in a cache.
     pub by_position: bool,
@@ -46,8 +51,10 @@ pub struct RowCut {
     run: usize,
     /// The first partial sum.
     partial: usize,
-    /// Groups whose items it shares, and the place of the row that it shares them with; the first one has the items.
-    shared: Option<(usize, usize)>,
+    /// Keys before this one are in others' items.
+    own_from: usize,
+    /// The place of a row whose keys its items are of as well, as far as this key.
+    second: Option<(usize, usize)>,
 }
 
 impl RowCut {
@@ -63,14 +70,22 @@ impl RowCut {
     }
 }
 
+/// What decoding rows share. Places are those among the rows.
+#[derive(Clone, Copy, Debug)]
+pub enum Sharing<'a> {
+    /// Items may be of two rows: of the first of these pairs, as many as there is room for partial sums.
+    Pairs(&'a [Pair]),
+    /// Groups or spans, which a kernel for many rows reads once for all.
+    Prefixes(&'a SharedPrefixes),
+}
+
 /// Lists the items of all decoding rows, longest first; returns the number of partial sums.
 ///
 /// `contexts` has for each row its index, the first key that it attends to, and the number of keys, its own included.
-/// `pairs` are of places among them, of rows that attend to all keys before their newest: where items may be of two
-/// rows, as many of the first pairs share items as there is room for partial sums.
+/// Rows that share keys attend to all keys before their newest.
 pub fn plan_decode(
     contexts: impl Iterator<Item = (usize, usize, usize)>,
-    pairs: &[Pair],
+    sharing: Sharing<'_>,
     load: &Load,
     cuts: &mut Vec<RowCut>,
     items: &mut Vec<AttentionItem>,
@@ -83,7 +98,8 @@ pub fn plan_decode(
         keys,
         run: 1,
         partial: 0,
-        shared: None,
+        own_from: 0,
+        second: None,
     });
     memory::extend(cuts, uncut, Purpose::Step)?;
     let longest = cuts.iter().map(|cut| cut.keys).max().unwrap_or(0);
@@ -94,27 +110,14 @@ pub fn plan_decode(
     };
     let run = taken(&runs(load, longest, all, pieces));
     cuts.iter_mut().for_each(|cut| cut.run = run);
-    let mut partials = cuts.iter().map(RowCut::partials).sum();
-    for &Pair { rows, groups } in pairs.iter().filter(|_| load.two_rows) {
-        let [a, b] = rows.map(|place| RowCut {
-            run: ATTENTION_GROUP,
-            ..cuts[place]
-        });
-        let others = partials - cuts[rows[0]].partials() - cuts[rows[1]].partials();
-        let with_both = others + a.partials() + b.partials();
-        if with_both > load.most_partials {
-            break;
-        }
-        partials = with_both;
-        for (cut, place, other) in [(a, rows[0], rows[1]), (b, rows[1], rows[0])] {
-            let shared = Some((groups, other));
-            cuts[place] = RowCut { shared, ..cut };
-        }
+    match sharing {
+        Sharing::Pairs(pairs) => share_with_second(cuts, pairs, load.most_partials),
+        Sharing::Prefixes(prefixes) => leave_out_shared(cuts, prefixes, load.most_partials),
     }
-    let mut partial = 0;
+    let mut partials = 0;
     for cut in cuts.iter_mut() {
-        cut.partial = partial;
-        partial += cut.partials();
+        cut.partial = partials;
+        partials += cut.partials();
     }
     for place in 0..cuts.len() {
         cut_row(cuts, place, items)?;
@@ -125,6 +128,119 @@ pub fn plan_decode(
     };
     items.sort_unstable_by_key(|item| (Reverse(item.tokens), place(item)));
     Ok(partials)
+}
+
+/// Splits rows of pairs into groups, of which the first one has those that both see.
+fn share_with_second(cuts: &mut [RowCut], pairs: &[Pair], most_partials: usize) {
+    let mut partials = cuts.iter().map(RowCut::partials).sum::<usize>();
+    for &Pair { rows, groups } in pairs {
+        let [a, b] = rows.map(|place| RowCut {
+            run: ATTENTION_GROUP,
+            ..cuts[place]
+        });
+        let others = partials - cuts[rows[0]].partials() - cuts[rows[1]].partials();
+        let with_both = others + a.partials() + b.partials();
+        if with_both > most_partials {
+            break;
+        }
+        partials = with_both;
+        let until = groups * GROUP_KEYS;
+        cuts[rows[0]] = RowCut {
+            second: Some((rows[1], until)),
+            ..a
+        };
+        cuts[rows[1]] = RowCut { own_from: until, ..b };
+    }
+}
+
+/// Leaves the keys of shared prefixes out of the rows' own items, as long as there is room for their partial sums.
+fn leave_out_shared(cuts: &mut [RowCut], prefixes: &SharedPrefixes, most_partials: usize) {
+    let keys = prefixes.pages * KV_PAGE;
+    let mut partials = cuts.iter().map(RowCut::partials).sum::<usize>();
+    for prefix in &prefixes.all {
+        let places = &prefixes.order[prefix.rows.clone()];
+        let shared = |cut: &RowCut| RowCut {
+            run: keys / ATTENTION_UNIT,
+            own_from: prefix.runs.end * keys,
+            ..*cut
+        };
+        let sum = |of: &dyn Fn(&RowCut) -> usize| places.iter().map(|&place| of(&cuts[place])).sum::<usize>();
+        partials = partials - sum(&RowCut::partials) + sum(&|cut| shared(cut).partials());
+        if partials > most_partials {
+            break;
+        }
+        for &place in places {
+            cuts[place] = shared(&cuts[place]);
+        }
+    }
+}
+
+/// Tenths of a microsecond that are won if these prefixes are read once for all of their rows, at most `most_rows` at a
+/// time, in a step of so many decoding rows. Measured on an H200 with 2 to 256 rows that share 512 to 32,768 keys: an
+/// item takes a block 4 us and then 0.4 us a page, or 0.7 with more than eight rows; the sum of a run is folded in 0.3
+/// us, a row's own keys beside it take 0.05 us more, and another launch 3 us. Keys that rows read by themselves come at
+/// 2.5 TB/s to teams, at 7.5 to few rows, most of them from the L2, and at 11 to more.
+pub fn won_by_sharing(load: &Load, prefixes: &SharedPrefixes, most_rows: usize, rows: usize) -> i64 {
+    let parts = |prefix: &SharedPrefix| prefix.rows.len().div_ceil(most_rows);
+    let of_prefix = |prefix: &SharedPrefix| parts(prefix) * prefix.runs.len();
+    let blocks = load.kv_heads * prefixes.all.iter().map(of_prefix).sum::<usize>();
+    let most_in_item = prefixes
+        .all
+        .iter()
+        .map(|prefix| prefix.rows.len().div_ceil(parts(prefix)));
+    let page = if most_in_item.max() > Some(8) { 7 } else { 4 };
+    let most_runs = prefixes.all.iter().map(|prefix| prefix.runs.end).max().unwrap_or(0);
+    let rounds = blocks.div_ceil(load.at_once);
+    let takes = rounds * (40 + page * prefixes.pages) + 3 * most_runs + rows / 2 + 30;
+    let bytes_each = match load.least_run {
+        ATTENTION_GROUP => 250_000,
+        _ if rows * load.kv_heads < 4 * load.at_once => 750_000,
+        _ => 1_100_000,
+    };
+    let saves = prefixes.saved_keys() * load.kv_heads * HEAD_KEY_BYTES / bytes_each;
+    saves as i64 - takes as i64
+}
+
+/// Lists the items of shared prefixes, as [`plan_decode`] has left these out of the rows' own, of at most `most_rows`
+/// rows each; `table` gives the place where a row's page table begins. Blocks that read the same keys for different
+/// rows are neighbours. Both lists are empty before.
+pub fn plan_shared(
+    cuts: &[RowCut],
+    prefixes: &SharedPrefixes,
+    most_rows: usize,
+    table: impl Fn(usize) -> usize,
+    items: &mut Vec<SharedItem>,
+    sharers: &mut Vec<Sharer>,
+) -> Result<()> {
+    let pages = prefixes.pages;
+    let is_left_out = |prefix: &&SharedPrefix| {
+        let place = prefixes.order[prefix.rows.start];
+        cuts[place].own_from >= prefix.runs.end * pages * KV_PAGE
+    };
+    for prefix in prefixes.all.iter().take_while(is_left_out) {
+        let places = &prefixes.order[prefix.rows.clone()];
+        let first_sharer = sharers.len();
+        let of_prefix = places.iter().map(|&place| Sharer {
+            row: cuts[place].row as i32,
+            partial: cuts[place].partial as i32,
+        });
+        memory::extend(sharers, of_prefix, Purpose::Step)?;
+        let parts = places.len().div_ceil(most_rows);
+        for run in prefix.runs.clone() {
+            for i in 0..parts {
+                let [from, to] = [i, i + 1].map(|i| places.len() * i / parts);
+                let item = SharedItem {
+                    table: (table(places[0]) + run * pages) as i32,
+                    pages: pages as i32,
+                    part: run as i32,
+                    first_sharer: (first_sharer + from) as i32,
+                    sharers: (to - from) as i32,
+                };
+                memory::push(items, item, Purpose::Step)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The most partial sums that [`plan_decode`] may return if all rows together attend to at most `keys` keys.
@@ -272,21 +388,19 @@ pub fn least_run(rows: usize, team_rows: usize) -> usize {
     if rows <= team_rows { ATTENTION_GROUP } else { 1 }
 }
 
-/// Lists the items of the row at a place, but for those that the first row of its pair has.
+/// Lists the items of the row at a place, but for keys that others' items have.
 fn cut_row(cuts: &[RowCut], place: usize, items: &mut Vec<AttentionItem>) -> Result<()> {
     let cut = &cuts[place];
     let (end, size, row_items) = (cut.first + cut.keys, cut.run * ATTENTION_UNIT, cut.items());
-    let (shared_end, other) = cut
-        .shared
-        .map_or((0, place), |(groups, other)| (groups * GROUP_KEYS, other));
-    let mut begin = if other < place { shared_end } else { cut.first };
+    let mut begin = cut.first.max(cut.own_from);
     while begin < end {
         let until = if row_items == 1 {
             end
         } else {
             end.min((begin / size + 1) * size)
         };
-        let second = (begin < shared_end).then(|| &cuts[other]);
+        let second = cut.second.filter(|&(_, until)| begin < until);
+        let second = second.map(|(place, _)| &cuts[place]);
         let item = AttentionItem {
             row: cut.row as i32,
             first_unit: (begin / ATTENTION_UNIT) as i32,
@@ -334,6 +448,7 @@ pub fn plan_prefill(
 
 #[cfg(test)]
 mod tests {
+    use super::super::shared_keys::{PagedRow, tests::RandomRows};
     use super::*;
     use rand::seq::SliceRandom;
     use rand::{Rng, SeedableRng};
@@ -341,6 +456,7 @@ mod tests {
 
     const MULTIPROCESSORS: usize = 132;
     const KV_HEADS: usize = 8;
+    const ALONE: Sharing<'_> = Sharing::Pairs(&[]);
 
     /// Pseudo-random contexts `(row, first, keys)`; windowed ones if `window` is given.
     fn contexts(rows: usize, longest: usize, window: Option<usize>, seed: u32) -> Vec<(usize, usize, usize)> {
@@ -382,7 +498,6 @@ mod tests {
             at_once: MULTIPROCESSORS,
             least_run,
             most_partials,
-            two_rows: true,
             by_position: false,
         }
     }
@@ -394,7 +509,7 @@ mod tests {
     fn check_runs(contexts: &[(usize, usize, usize)], least_run: usize) -> Vec<AttentionItem> {
         let mut items = Vec::new();
         let load = load(least_run, usize::MAX);
-        let partials = plan_decode(contexts.iter().copied(), &[], &load, &mut Vec::new(), &mut items).unwrap();
+        let partials = plan_decode(contexts.iter().copied(), ALONE, &load, &mut Vec::new(), &mut items).unwrap();
         let keys = contexts.iter().map(|&(.., keys)| keys).sum();
         assert!(
             partials <= max_partials(keys, KV_HEADS, MULTIPROCESSORS),
@@ -493,6 +608,7 @@ mod tests {
             let plan = |pairs: &[Pair], most_partials| {
                 let (load, mut items) = (load(1, most_partials), Vec::new());
                 let contexts = contexts.iter().copied();
+                let pairs = Sharing::Pairs(pairs);
                 let partials = plan_decode(contexts, pairs, &load, &mut Vec::new(), &mut items).unwrap();
                 (partials, items)
             };
@@ -534,6 +650,108 @@ mod tests {
         }
     }
 
+    /// Every row has all its keys once, by items of its own or of shared prefixes, whose rows see the same pages, and a
+    /// partial sum of its own for each. Where these have no room nobody shares.
+    #[test]
+    fn shared_prefixes_and_rows_have_every_key_once() {
+        let (mut in_all, mut fewer) = (0, 0);
+        for seed in 0..300 {
+            let rng = &mut ChaCha8Rng::seed_from_u64(seed);
+            let rows = RandomRows::new(rng);
+            let keys = || rows.positions.iter().map(|position| position + 1);
+            let load = load([1, ATTENTION_GROUP][rng.random_range(0..2)], usize::MAX);
+            let pages = [ATTENTION_GROUP, ATTENTION_SPAN][rng.random_range(0..2)] * ATTENTION_UNIT / KV_PAGE;
+            let mut prefixes = SharedPrefixes::default();
+            prefixes.find(&rows.paged(), pages, usize::MAX).unwrap();
+            let (mut cuts, mut items, mut shared, mut sharers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            let contexts = || keys().enumerate().map(|(row, keys)| (3 * row, 0, keys));
+            let alone = plan_decode(contexts(), ALONE, &load, &mut cuts, &mut items).unwrap();
+            let mut plan = |most_partials| {
+                let load = Load { most_partials, ..load };
+                let sharing = Sharing::Prefixes(&prefixes);
+                let partials = plan_decode(contexts(), sharing, &load, &mut cuts, &mut items).unwrap();
+                let table = |place| 1000 * place;
+                shared.clear();
+                sharers.clear();
+                plan_shared(&cuts, &prefixes, 16, table, &mut shared, &mut sharers).unwrap();
+                let mut all = items.clone();
+                for item in &shared {
+                    assert!((2..=16).contains(&item.sharers) && item.pages as usize == pages);
+                    let from = item.table as usize;
+                    let seen = |row: usize, at: usize| &rows.tables[row][at..at + pages];
+                    let same = seen(from / 1000, from % 1000);
+                    for sharer in &sharers[item.first_sharer as usize..][..item.sharers as usize] {
+                        let row = sharer.row as usize / 3;
+                        assert_eq!(seen(row, item.part as usize * pages), same, "seed {seed}");
+                        all.push(AttentionItem {
+                            row: sharer.row,
+                            first_unit: item.part * (pages * KV_PAGE / ATTENTION_UNIT) as i32,
+                            tokens: (pages * KV_PAGE) as i32,
+                            row_items: all.iter().find(|item| item.row == sharer.row).unwrap().row_items,
+                            partial: sharer.partial,
+                            run: (pages * KV_PAGE / ATTENTION_UNIT) as i32,
+                            ..AttentionItem::default()
+                        });
+                    }
+                }
+                all.sort_by_key(|item| (item.row, item.first_unit));
+                let mut used = vec![false; partials];
+                let mut rest = &all[..];
+                for (row, keys) in keys().enumerate() {
+                    let mine = |item: &&AttentionItem| item.row as usize == 3 * row;
+                    let (own, others) = rest.split_at(rest.iter().take_while(mine).count());
+                    check_row(own, 0, keys, &mut used);
+                    rest = others;
+                }
+                assert!(rest.is_empty() && used.iter().all(|&is_used| is_used), "seed {seed}");
+                (partials, shared.len())
+            };
+            let (partials, count) = plan(usize::MAX);
+            assert_eq!(count > 0, !prefixes.all.is_empty());
+            assert_eq!(plan(partials.max(alone)).1, count);
+            let room = rng.random_range(alone..=alone.max(partials));
+            let (some_partials, some) = plan(room);
+            assert!(some_partials <= room && some <= count, "seed {seed}");
+            fewer += usize::from(some < count);
+            in_all += count;
+        }
+        assert!(in_all > 1000 && fewer > 10, "{in_all}, {fewer}");
+    }
+
+    /// What was fastest on an H200, of nothing, groups and spans, where rows share so many keys of 208 more.
+    #[test]
+    fn rows_share_what_is_faster() {
+        let chosen = |rows: usize, shared: usize| {
+            let load = load(least_run(rows, 8), usize::MAX);
+            let tables: Vec<Vec<u32>> = (1..=rows as u32)
+                .map(|row| {
+                    (0..(shared / KV_PAGE) as u32)
+                        .chain(10_000 * row..10_000 * row + 4)
+                        .collect()
+                })
+                .collect();
+            let position = shared + 207;
+            let paged: Vec<_> = tables.iter().map(|pages| PagedRow { position, pages }).collect();
+            let won = [ATTENTION_GROUP, ATTENTION_SPAN].map(|run| {
+                let mut prefixes = SharedPrefixes::default();
+                prefixes
+                    .find(&paged, run * ATTENTION_UNIT / KV_PAGE, usize::MAX)
+                    .unwrap();
+                (won_by_sharing(&load, &prefixes, 16, rows), run)
+            });
+            won.into_iter()
+                .max()
+                .filter(|(won, _)| *won > 0)
+                .map_or(0, |(_, run)| run)
+        };
+        let of = |shared, rows: [usize; 5]| rows.map(|rows| chosen(rows, shared));
+        assert_eq!(of(512, [2, 8, 64, 128, 256]), [0; 5]);
+        assert_eq!(of(1024, [2, 8, 16, 64, 256]), [0, 0, 0, 4, 4]);
+        assert_eq!(of(2048, [4, 16, 32, 64, 256]), [0, 0, 4, 4, 16]);
+        assert_eq!(of(8192, [4, 8, 16, 64, 256]), [4, 4, 4, 16, 16]);
+        assert_eq!(of(32_768, [2, 4, 8, 16, 64]), [16; 5]);
+    }
+
     #[test]
     fn items_alike_are_neighbours_by_row_or_by_position() {
         let first = |by_position| {
@@ -542,7 +760,7 @@ mod tests {
                 ..load(1, usize::MAX)
             };
             let (contexts, mut items) = ((0..200).map(|row| (row, 0, 4096)), Vec::new());
-            plan_decode(contexts, &[], &load, &mut Vec::new(), &mut items).unwrap();
+            plan_decode(contexts, ALONE, &load, &mut Vec::new(), &mut items).unwrap();
             [0, 1].map(|place: usize| (items[place].row, items[place].first_unit))
         };
         assert_eq!(first(false), [(0, 0), (0, 16)]);

@@ -42,6 +42,8 @@ const FASTER: &str = "one that is faster takes such heads";
 const FOR_EXACT: &str = "it is made for `exact`";
 const FOR_FAST: &str = "matrix cores attend in `fast`, to heads that all kernels for it take";
 const NO_ROW_DECODES: &str = "no row decodes";
+const OF_MANY: &str = "several rows see the same keys, which it reads once for them";
+const NO_ROWS_SHARE: &str = "no rows share keys of full layers";
 const NO_PROMPTS: &str = "there are no prompts";
 
 impl Target {
@@ -178,29 +180,33 @@ impl Target {
         self.blocks(Op::RopeStore, rows)
     }
 
-    /// One layer's attention: that of rows that decode, and that of prompts. `exact` and heads that the matrix cores'
-    /// kernels do not take have one kernel for both.
+    /// One layer's attention: of keys that several decoding rows see, of rows that decode, and of prompts. `exact` and
+    /// heads that the matrix cores' kernels do not take have one kernel for all.
     pub fn attention(
         &self,
         config: &ModelConfig,
         kv: Elements,
         exact: bool,
         work: &AttentionWork,
-    ) -> Result<[Option<Launch>; 2]> {
+    ) -> Result<[Option<Launch>; 3]> {
         let said = self.attention_verdicts(config, kv, exact, work);
-        let (prefill, others): (Vec<_>, Vec<_>) = said
-            .into_iter()
-            .partition(|(kernel, _)| kernel.op == Op::AttentionPrefill);
-        let launches = [taken(&others), taken(&prefill)];
-        if launches[0].is_none() && (work.items > 0 || launches[1].is_none() && work.tiles > 0) {
+        let of = |op: Op| {
+            let mut mine = said.clone();
+            mine.retain(|(kernel, _)| kernel.op == op);
+            taken(&mine)
+        };
+        let (shared, prefill) = (of(Op::AttentionShared), of(Op::AttentionPrefill));
+        let others = [Op::AttentionDecode, Op::AttentionExact, Op::AttentionPlain];
+        let rows = others.into_iter().find_map(of);
+        if rows.is_none() && (work.items > 0 || prefill.is_none() && work.tiles > 0) {
             return Err(self.lacks((Op::AttentionPlain, kv)));
         }
-        if let Some(launch) = launches[1] {
+        if let Some(launch) = prefill {
             // Persistent blocks count the tiles by themselves.
             countable(Launch::new(launch.kernel, work.tiles * config.n_kv_heads))?;
         }
-        let [first, second] = launches.map(|launch| launch.map(countable).transpose());
-        Ok([first?, second?])
+        let [shared, rows, prefill] = [shared, rows, prefill].map(|launch| launch.map(countable).transpose());
+        Ok([shared?, rows?, prefill?])
     }
 
     /// What is said of each kernel for one layer's attention.
@@ -222,6 +228,7 @@ impl Target {
         let of = |op| self.attention_kernels(op, config, kv);
         let (plain, exactly) = (of(Op::AttentionPlain), of(Op::AttentionExact));
         let (decode, prefill) = (of(Op::AttentionDecode), of(Op::AttentionPrefill));
+        let of_many = of(Op::AttentionShared);
         let on_cores = self.attends_on_cores(config, kv, exact);
         let by_exact = exact && !exactly.is_empty();
         let mut said = Vec::new();
@@ -243,7 +250,6 @@ impl Target {
             rows,
             kv_heads,
             windowed,
-            shares_keys: shares_keys && !windowed,
             multiprocessors: self.multiprocessors,
         };
         match (on_cores, items) {
@@ -254,6 +260,12 @@ impl Target {
                 said.extend(decode.into_iter().zip(verdicts));
             }
         }
+        said.extend(of_many.into_iter().map(|kernel| match shares_keys && !windowed {
+            _ if !on_cores => (kernel, Verdict::Refused(FOR_FAST)),
+            // Persistent blocks.
+            true => (kernel, Verdict::Taken(self.multiprocessors, OF_MANY)),
+            false => (kernel, Verdict::Passed(NO_ROWS_SHARE)),
+        }));
         match (on_cores, tiles) {
             (false, _) => said.extend(prefill.iter().map(refused(FOR_FAST))),
             (true, 0) => said.extend(prefill.iter().map(refused(NO_PROMPTS))),
@@ -269,7 +281,7 @@ impl Target {
         said
     }
 
-    fn attention_kernels(&self, op: Op, config: &ModelConfig, kv: Elements) -> Vec<&'static Kernel> {
+    pub(super) fn attention_kernels(&self, op: Op, config: &ModelConfig, kv: Elements) -> Vec<&'static Kernel> {
         let takes = |kernel: &&'static Kernel| kernel.takes(config).is_ok();
         self.kernels(op, Some(kv)).filter(takes).collect()
     }

@@ -5,6 +5,7 @@
 
 pub mod inspect;
 
+use super::args::StepHeader;
 use super::catalogue::Elements;
 use super::context::Context;
 use super::driver::DevicePtr;
@@ -12,7 +13,7 @@ use super::group::hop::Hop;
 use super::logits::{LogitsAt, LogitsPath, StepEnd};
 use super::memory::Event;
 use super::stage::{Common, LoadedStage, SizedStage, Stage};
-use super::step::{Plans, Written};
+use super::step::Plans;
 use super::weights::{GpuWeights, Matrix, Vector};
 use crate::batch::StepPlan;
 use crate::batch::{Greedy, Logits, StepOutput, Want};
@@ -158,7 +159,7 @@ impl GpuReplica {
     }
 
     /// Queues a step on all stages, the plan being written.
-    fn queue(&mut self, plan: &StepPlan, written: &Written, want: Want, turn: usize) -> Result<()> {
+    fn queue(&mut self, plan: &StepPlan, header: &StepHeader, want: Want, turn: usize) -> Result<()> {
         self.await_tokens(plan)?;
         let logits = match &self.logits {
             Some(path) if self.last().whole_rows(plan, want) => path.at(turn),
@@ -166,7 +167,7 @@ impl GpuReplica {
         };
         let x_bytes = 4 * plan.rows() * self.common.config.hidden_dim;
         for i in 0..self.stages.len() {
-            self.stages[i].queue(plan, written, want, turn, logits)?;
+            self.stages[i].queue(plan, header, want, turn, logits)?;
             let stage = &self.stages[i];
             let (stream, end) = (&stage.context.stream, self.ends[turn].get(i));
             match (self.stages.get(i + 1), self.hops.get(i), end) {
@@ -367,8 +368,8 @@ impl Replica for GpuReplica {
         if self.last().whole_rows(plan, want) {
             self.need_logits()?;
         }
-        let written = self.plans.write(plan, turn)?;
-        self.queue(plan, &written, want, turn)?;
+        let header = self.plans.write(plan, turn)?;
+        self.queue(plan, &header, want, turn)?;
         let end = self.end_step(plan.logits.len(), want, turn)?;
         let (draws, scores) = (want.draws(plan), want.scores(plan));
         self.in_flight.push_back(InFlight {

@@ -53,7 +53,7 @@ pub struct StepShape {
     pub logits_rows: usize,
     /// At least its items of decode attention, full or windowed; 0 if it has none.
     pub decode_items: usize,
-    /// Whether decoding rows share much of their keys, where that matters.
+    /// Whether there are items of keys that several decoding rows see.
     pub shares_keys: bool,
     /// At least its tiles of prefill attention; 0 if it has none.
     pub prefill_tiles: usize,
@@ -268,7 +268,7 @@ pub struct AttentionWork {
     pub rows: usize,
     /// Items of decode attention at most; 0: no row decodes.
     pub items: usize,
-    /// Whether decoding rows share much of their keys, where that matters.
+    /// Whether there are items of keys that several decoding rows see.
     pub shares_keys: bool,
     /// Tiles of prefill attention at most; 0: there are no prompts.
     pub tiles: usize,
@@ -285,8 +285,6 @@ pub struct DecodeShape {
     pub kv_heads: usize,
     /// Whether rows see a window of their keys.
     pub windowed: bool,
-    /// Whether rows share much of their keys, which then come from the L2.
-    pub shares_keys: bool,
     /// Of the device.
     pub multiprocessors: usize,
 }

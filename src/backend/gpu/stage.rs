@@ -5,7 +5,7 @@ mod graphs;
 
 pub use graphs::bucket;
 
-use super::args::KV_PAGE;
+use super::args::{KV_PAGE, StepHeader};
 use super::attention_plan::max_partials;
 use super::catalogue::Elements;
 use super::context::Context;
@@ -16,7 +16,7 @@ use super::ops::{Buffer, GpuOps, ResidualMemory, Sizes, slots};
 use super::peaks::Peaks;
 use super::profile::{StepClock, Timeline};
 use super::shapes::{Numbers, Product, StepShape};
-use super::step::{AttentionShape, Capacity, Plans, StepMemory, Written};
+use super::step::{AttentionShape, Capacity, Plans, StepMemory};
 use super::weights::{GpuWeights, Matrix};
 use crate::batch::{StepPlan, Want};
 use crate::config::ModelConfig;
@@ -284,12 +284,12 @@ impl Stage {
     pub fn queue(
         &mut self,
         plan: &StepPlan,
-        written: &Written,
+        header: &StepHeader,
         want: Want,
         turn: usize,
         logits: LogitsAt,
     ) -> Result<()> {
-        let shape = self.shape(plan, written, want);
+        let shape = self.shape(plan, header, want);
         let Some(mut clock) = self.clock.take() else {
             return self.launch(plan, shape, want, turn, logits);
         };
@@ -391,6 +391,7 @@ impl Common {
             team_rows: target.attention_team_rows(),
             on_cores: target.attends_on_cores(config, numbers.kv, numbers.exact),
             two_rows: target.family.attends_to_two_rows(),
+            shared_rows: target.shared_rows(config, numbers.kv),
             partials: max_partials(keys, config.n_kv_heads, items_at_once),
             prefill_rows: target.prefill_rows(),
         }

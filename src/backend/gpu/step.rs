@@ -6,14 +6,14 @@
 //! several devices, all of them fetch the same copy.
 
 use super::args::{
-    AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile, Step, StepHeader, UPLOAD_PIECE, UPLOAD_SECTIONS,
-    UploadArgs, UploadList, UploadSection,
+    ATTENTION_GROUP, ATTENTION_SPAN, ATTENTION_UNIT, AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile,
+    SharedItem, Sharer, Step, StepHeader, UPLOAD_PIECE, UPLOAD_SECTIONS, UploadArgs, UploadList, UploadSection,
 };
-use super::attention_plan::{Load, RowCut, least_run, plan_decode, plan_prefill};
+use super::attention_plan::{Load, RowCut, Sharing, least_run, plan_decode, plan_prefill, plan_shared, won_by_sharing};
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
-use super::shared_keys::{self, PagedRow, Pair, pairs};
-use crate::batch::{Draw, StepPlan};
+use super::shared_keys::{self, GROUP_KEYS, PagedRow, Pair, SharedPrefixes, pairs};
+use crate::batch::{Chunk, Draw, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::sampler::{has_nucleus, least_probable};
@@ -53,6 +53,8 @@ pub struct AttentionShape {
     pub on_cores: bool,
     /// Whether an item may be of two rows there.
     pub two_rows: bool,
+    /// Rows of an item of the kernel for keys that many rows see; 0: there is none.
+    pub shared_rows: usize,
     /// Partial sums of split rows that there is room for.
     pub partials: usize,
     /// Query rows a block of the prefill kernel takes.
@@ -108,8 +110,16 @@ sections! {
         // A decoding row has at most one item for each unit of two pages it has begun.
         full_items: [AttentionItem; capacity.pages / 2 + 2 * capacity.sequences],
         window_items: [AttentionItem; capacity.sequences * (attention.window / KV_PAGE + 2)],
+        // An item has two rows at least, and for each a group's pages.
+        shared_items: [SharedItem; capacity.pages * KV_PAGE / (2 * GROUP_KEYS)],
+        sharers: [Sharer; most_sharers(capacity)],
         prefill_tiles: [PrefillTile; capacity.rows],
     }
+}
+
+/// Rows of all prefixes of a step, where each row is in some, one behind the other.
+fn most_sharers(capacity: &Capacity) -> usize {
+    4 * capacity.sequences
 }
 
 const _: () = assert!(
@@ -175,15 +185,6 @@ pub struct Plans {
     scratch: Scratch,
 }
 
-/// What is said of a plan that has been written.
-#[derive(Clone, Copy, Debug)]
-pub struct Written {
-    /// Its counts.
-    pub header: StepHeader,
-    /// Whether decoding rows share much of their keys.
-    pub shares_keys: bool,
-}
-
 /// The plan of a step on a device.
 pub struct StepMemory {
     step: Step,
@@ -200,13 +201,15 @@ struct Scratch {
     logits: Vec<LogitsRowInfo>,
     full_items: Vec<AttentionItem>,
     window_items: Vec<AttentionItem>,
+    shared_items: Vec<SharedItem>,
+    sharers: Vec<Sharer>,
     prefill_tiles: Vec<PrefillTile>,
     // What attention's planning needs.
     pairing: shared_keys::Scratch,
     pairs: Vec<Pair>,
+    /// Of groups and of spans.
+    prefixes: [SharedPrefixes; 2],
     cuts: Vec<RowCut>,
-    /// Whether a quarter of the keys that rows read is read by the other row of a pair as well.
-    shares_keys: bool,
 }
 
 impl StepMemory {
@@ -269,11 +272,13 @@ impl Plans {
         })
     }
 
-    /// Lays out a plan in the host copy of this turn, which the device has fetched the last time it was written.
-    pub fn write(&mut self, plan: &StepPlan, turn: usize) -> Result<Written> {
+    /// Lays out a plan in the host copy of this turn, which the device has fetched the last time it was written;
+    /// returns its counts.
+    pub fn write(&mut self, plan: &StepPlan, turn: usize) -> Result<StepHeader> {
         self.check(plan)?;
         let vocab = plan.drawable_of(self.capacity.vocab);
-        self.scratch.fill(plan, &self.attention, vocab)?;
+        self.scratch
+            .fill(plan, &self.attention, vocab, most_sharers(&self.capacity))?;
         let Self { scratch, sections, .. } = self;
         let header = StepHeader {
             rows: plan.rows() as i32,
@@ -283,7 +288,7 @@ impl Plans {
             window_items: scratch.window_items.len() as i32,
             prefill_tiles: scratch.prefill_tiles.len() as i32,
             turn: turn as i32,
-            reserved: 0,
+            shared_items: scratch.shared_items.len() as i32,
         };
         // SAFETY: the device has read this copy: the step that used it last has been waited for.
         let copies = unsafe { self.host.write() };
@@ -297,13 +302,14 @@ impl Plans {
             logits: &scratch.logits,
             full_items: &scratch.full_items,
             window_items: &scratch.window_items,
+            shared_items: &scratch.shared_items,
+            sharers: &scratch.sharers,
             prefill_tiles: &scratch.prefill_tiles,
         };
         let mut out = Blob::new(&mut copies[turn * self.host_bytes..][..self.host_bytes]);
         sections.write(&contents, &mut out)?;
         out.finish();
-        let shares_keys = scratch.shares_keys;
-        Ok(Written { header, shares_keys })
+        Ok(header)
     }
 
     fn check(&self, plan: &StepPlan) -> Result<()> {
@@ -322,7 +328,7 @@ impl Plans {
 }
 
 impl Scratch {
-    fn fill(&mut self, plan: &StepPlan, shape: &AttentionShape, vocab: usize) -> Result<()> {
+    fn fill(&mut self, plan: &StepPlan, shape: &AttentionShape, vocab: usize, most_sharers: usize) -> Result<()> {
         self.row_chunk.clear();
         self.chunks.clear();
         for (index, chunk) in plan.chunks.iter().enumerate() {
@@ -359,40 +365,7 @@ impl Scratch {
             }
         });
         memory::extend(&mut self.logits, rows, Purpose::Step)?;
-        let decoding = || plan.chunks[..plan.decode_chunks].iter();
-        self.pairs.clear();
-        if shape.on_cores && plan.decode_chunks > shape.team_rows {
-            let rows = decoding().map(|chunk| PagedRow {
-                position: chunk.first_position,
-                pages: &plan.tables[chunk.full.clone()],
-            });
-            pairs(
-                &memory::collect(rows, Purpose::Step)?,
-                &mut self.pairing,
-                &mut self.pairs,
-            )?;
-        }
-        let all: usize = decoding().map(|chunk| chunk.first_position + 1).sum();
-        let shared: usize = self.pairs.iter().map(Pair::keys).sum();
-        self.shares_keys = shared > 0 && 4 * shared >= all;
-        let load = Load {
-            kv_heads: shape.kv_heads,
-            at_once: shape.items_at_once,
-            least_run: least_run(plan.decode_chunks, shape.team_rows),
-            most_partials: shape.partials,
-            two_rows: shape.two_rows,
-            by_position: self.shares_keys,
-        };
-        let full = decoding().map(|chunk| (chunk.first_row, 0, chunk.first_position + 1));
-        plan_decode(full, &self.pairs, &load, &mut self.cuts, &mut self.full_items)?;
-        self.window_items.clear();
-        if shape.window > 0 {
-            let rows = decoding().map(|chunk| {
-                let keys = shape.window.min(chunk.first_position + 1);
-                (chunk.first_row, chunk.first_position + 1 - keys, keys)
-            });
-            plan_decode(rows, &[], &load, &mut self.cuts, &mut self.window_items)?;
-        }
+        self.plan_decode(plan, shape, most_sharers)?;
         self.prefill_tiles.clear();
         plan_prefill(
             plan.chunks[plan.decode_chunks..]
@@ -402,6 +375,67 @@ impl Scratch {
             shape.prefill_rows,
             &mut self.prefill_tiles,
         )
+    }
+
+    /// The items of decoding rows.
+    fn plan_decode(&mut self, plan: &StepPlan, shape: &AttentionShape, most_sharers: usize) -> Result<()> {
+        let chunks = &plan.chunks[..plan.decode_chunks];
+        let keys = chunks.iter().map(|chunk| chunk.first_position + 1);
+        let mut load = Load {
+            kv_heads: shape.kv_heads,
+            at_once: shape.items_at_once,
+            least_run: least_run(chunks.len(), shape.team_rows),
+            most_partials: shape.partials,
+            by_position: false,
+        };
+        let paged = |chunk: &Chunk| PagedRow {
+            position: chunk.first_position,
+            pages: &plan.tables[chunk.full.clone()],
+        };
+        let teams = chunks.len() <= shape.team_rows;
+        self.pairs.clear();
+        let mut sharing = Sharing::Pairs(&[]);
+        if shape.on_cores && shape.shared_rows > 0 && chunks.len() > 1 {
+            let rows = memory::collect(chunks.iter().map(paged), Purpose::Step)?;
+            let mut most_won = 0;
+            for (run, prefixes) in [ATTENTION_GROUP, ATTENTION_SPAN].into_iter().zip(&mut self.prefixes) {
+                prefixes.find(&rows, run * ATTENTION_UNIT / KV_PAGE, most_sharers)?;
+                let won = won_by_sharing(&load, prefixes, shape.shared_rows, chunks.len());
+                if won > most_won {
+                    most_won = won;
+                    sharing = Sharing::Prefixes(prefixes);
+                }
+            }
+        } else if shape.on_cores && shape.shared_rows == 0 && !teams {
+            let rows = memory::collect(chunks.iter().map(paged), Purpose::Step)?;
+            pairs(&rows, &mut self.pairing, &mut self.pairs)?;
+            let shared = self.pairs.iter().map(Pair::keys).sum::<usize>();
+            // What another row reads as well, where it is a quarter of all, is read one row behind the other.
+            load.by_position = shared > 0 && 4 * shared >= keys.sum();
+            if shape.two_rows {
+                sharing = Sharing::Pairs(&self.pairs);
+            }
+        }
+        let full = chunks
+            .iter()
+            .map(|chunk| (chunk.first_row, 0, chunk.first_position + 1));
+        plan_decode(full, sharing, &load, &mut self.cuts, &mut self.full_items)?;
+        self.shared_items.clear();
+        self.sharers.clear();
+        if let Sharing::Prefixes(prefixes) = sharing {
+            let table = |place: usize| chunks[place].full.start;
+            let (items, sharers) = (&mut self.shared_items, &mut self.sharers);
+            plan_shared(&self.cuts, prefixes, shape.shared_rows, table, items, sharers)?;
+        }
+        self.window_items.clear();
+        if shape.window > 0 {
+            let rows = chunks.iter().map(|chunk| {
+                let keys = shape.window.min(chunk.first_position + 1);
+                (chunk.first_row, chunk.first_position + 1 - keys, keys)
+            });
+            plan_decode(rows, Sharing::Pairs(&[]), &load, &mut self.cuts, &mut self.window_items)?;
+        }
+        Ok(())
     }
 }
 
@@ -471,6 +505,7 @@ mod tests {
         team_rows: 0,
         on_cores: false,
         two_rows: false,
+        shared_rows: 0,
         partials: 0,
         prefill_rows: 16,
     };
@@ -482,7 +517,7 @@ mod tests {
         window_items: 0,
         prefill_tiles: 0,
         turn: 0,
-        reserved: 0,
+        shared_items: 0,
     };
 
     fn contents<'a>(tokens: &'a [i32], tables: &'a [i32]) -> Contents<'a> {
@@ -496,6 +531,8 @@ mod tests {
             logits: &[],
             full_items: &[],
             window_items: &[],
+            shared_items: &[],
+            sharers: &[],
             prefill_tiles: &[],
         }
     }
@@ -541,42 +578,70 @@ mod tests {
         );
     }
 
-    /// Rows whose tables begin alike have items of both, in a step of more rows than teams take, of full layers alone.
+    /// Rows whose tables begin alike have items of both, where the kernel takes two rows in a step of more than teams
+    /// take, or items of all, where there is a kernel for these; of full layers alone.
     #[test]
-    fn two_rows_share_an_item_where_the_kernel_takes_both() {
-        let pages = |own: u32| (0..9).chain(own..own + 3).collect::<Vec<u32>>();
-        let tables = [pages(100), pages(200)].concat();
+    fn rows_share_items_where_a_kernel_takes_them() {
+        let pages = |own: u32| (0..321).chain(own..own + 3).collect::<Vec<u32>>();
         let chunk = |slot: usize| Chunk {
             slot,
             first_row: slot,
             rows: 1,
-            first_position: 700,
-            full: 12 * slot..12 * slot + 12,
+            first_position: 20_668,
+            full: 324 * slot..324 * slot + 324,
             window: 0..3,
         };
         let plan = StepPlan {
-            decode_chunks: 2,
-            chunks: vec![chunk(0), chunk(1)],
-            tables,
+            decode_chunks: 3,
+            chunks: (0..3).map(chunk).collect(),
+            tables: (1..4).flat_map(|row| pages(1000 * row)).collect(),
             ..StepPlan::default()
         };
-        let seconds = |on_cores, two_rows, team_rows| {
+        let written = |on_cores, two_rows, team_rows, shared_rows, most_sharers| {
             let shape = AttentionShape {
+                kv_heads: 8,
+                items_at_once: 1000,
                 on_cores,
                 two_rows,
                 team_rows,
-                partials: 4,
+                shared_rows,
+                partials: 1000,
                 ..ATTENTION
             };
             let mut scratch = Scratch::default();
-            scratch.fill(&plan, &shape, 10).unwrap();
-            let seconds = |items: &[AttentionItem]| items.iter().filter(|item| item.second == 1).count();
-            assert_eq!(seconds(&scratch.window_items), 0);
-            (seconds(&scratch.full_items), scratch.pairs.len())
+            scratch.fill(&plan, &shape, 10, most_sharers).unwrap();
+            assert!(scratch.window_items.iter().all(|item| item.second < 0));
+            scratch
         };
-        assert_eq!(seconds(true, true, 1), (1, 1));
+        let seconds = |on_cores, two_rows, team_rows| {
+            let scratch = written(on_cores, two_rows, team_rows, 0, 12);
+            assert!(scratch.shared_items.is_empty() && scratch.sharers.is_empty());
+            let seconds = scratch.full_items.iter().filter(|item| item.second >= 0);
+            (seconds.count(), scratch.pairs.len())
+        };
+        assert_eq!(seconds(true, true, 1), (40, 1));
         assert_eq!(seconds(true, false, 1), (0, 1), "where no kernel takes both");
-        assert_eq!([seconds(false, true, 1), seconds(true, true, 2)], [(0, 0); 2]);
+        assert_eq!([seconds(false, true, 1), seconds(true, true, 3)], [(0, 0); 2]);
+
+        let scratch = written(true, false, 8, 16, 12);
+        let item = |part| SharedItem {
+            table: 8 * part,
+            pages: 8,
+            part,
+            first_sharer: 0,
+            sharers: 3,
+        };
+        assert!(scratch.shared_items.iter().copied().eq((0..40).map(item)));
+        let sharer = |row| Sharer { row, partial: 41 * row };
+        assert_eq!(scratch.sharers, [0, 1, 2].map(sharer));
+        let own = |item: &AttentionItem| (item.first_unit, item.tokens, item.row_items);
+        assert!(scratch.full_items.iter().map(own).eq([(160, 189, 41); 3]));
+        let without = [
+            written(false, false, 8, 16, 12),
+            written(true, false, 8, 16, 2),
+            written(true, false, 1, 16, 12),
+        ];
+        assert!(without.iter().all(|scratch| scratch.shared_items.is_empty()));
     }
 
     /// What does not fit its own section would be copied over the next one.

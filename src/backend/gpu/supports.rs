@@ -14,7 +14,7 @@ impl Target {
         let needed = |kernel: &&Kernel| {
             let attention = matches!(
                 kernel.op,
-                Op::AttentionDecode | Op::AttentionPrefill | Op::AttentionExact
+                Op::AttentionDecode | Op::AttentionShared | Op::AttentionPrefill | Op::AttentionExact
             );
             !attention && !kernel.has_substitute()
         };

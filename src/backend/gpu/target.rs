@@ -124,9 +124,11 @@ impl Target {
         self.family.team_rows()
     }
 
-    /// Whether decode attention's launch depends on whether rows share keys.
-    pub fn heeds_shared_keys(&self, rows: usize, kv_heads: usize) -> bool {
-        self.family.heeds_shared_keys(rows * kv_heads, self.multiprocessors)
+    /// Rows of an item of the kernel for keys that several decoding rows see, over a cache of this format; 0 if there
+    /// is none that takes the model.
+    pub fn shared_rows(&self, config: &ModelConfig, kv: Elements) -> usize {
+        let mut kernels = self.attention_kernels(Op::AttentionShared, config, kv).into_iter();
+        kernels.next().map_or(0, |kernel| kernel.per_block)
     }
 
     /// The bucket of a step's items of decode attention.

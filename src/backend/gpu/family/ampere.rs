@@ -203,7 +203,6 @@ mod tests {
                 rows,
                 kv_heads: 8,
                 windowed,
-                shares_keys: false,
                 multiprocessors: 108,
             };
             let verdicts = TARGET.family.attention_decode(&kernels, &shape);

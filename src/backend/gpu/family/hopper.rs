@@ -24,13 +24,8 @@ const BLOCKS: BlocksOf = BlocksOf {
     alone: 1,
 };
 const FEWEST_WARPS: &str = "with few rows the fewest warps have the most tiles on the way";
-const MOST_WARPS: &str = "with many rows, or keys from the L2, the most warps fit";
+const MOST_WARPS: &str = "with many rows the most warps fit";
 const OTHER_WARPS: &str = "with so many rows another number of warps is faster";
-
-/// Whether so many rows' KV heads are few for warps that work alone.
-fn is_few(row_heads: usize, multiprocessors: usize) -> bool {
-    row_heads < 4 * multiprocessors
-}
 
 impl Family for Hopper {
     fn table(&self) -> &'static catalogue::Table {
@@ -42,18 +37,14 @@ impl Family for Hopper {
     fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Vec<Verdict> {
         let alone = kernels.iter().filter(|kernel| kernel.workers == Workers::Alone);
         let threads = alone.map(|kernel| kernel.threads);
-        let few = is_few(shape.rows * shape.kv_heads, shape.multiprocessors);
-        let (threads, reason) = match few && !shape.shares_keys {
+        let few = shape.rows * shape.kv_heads < 4 * shape.multiprocessors;
+        let (threads, reason) = match few {
             true => (threads.min(), FEWEST_WARPS),
             false => (threads.max(), MOST_WARPS),
         };
         mma::attention_decode(kernels, shape, &BLOCKS, |kernel| {
             (Some(kernel.threads) == threads).then_some(reason).ok_or(OTHER_WARPS)
         })
-    }
-
-    fn heeds_shared_keys(&self, row_heads: usize, multiprocessors: usize) -> bool {
-        is_few(row_heads, multiprocessors)
     }
 
     /// Persistent blocks, which take tiles from a counter.
@@ -252,13 +243,12 @@ mod tests {
     fn decode_attention_by_rows() {
         let mine = |kernel: &&Kernel| kernel.op == Op::AttentionDecode && kernel.elements == Some(Elements::F16);
         let kernels: Vec<_> = Hopper.table().kernels.iter().filter(mine).collect();
-        let of = |rows, windowed, shares_keys| {
+        let launch = |rows, windowed| {
             let shape = DecodeShape {
                 items: 1,
                 rows,
                 kv_heads: 8,
                 windowed,
-                shares_keys,
                 multiprocessors: 132,
             };
             let said: Vec<_> = kernels
@@ -269,12 +259,6 @@ mod tests {
             let launch = taken(&said).unwrap();
             (launch.kernel.variant, launch.blocks)
         };
-        let launch = |rows, windowed| of(rows, windowed, false);
-        assert_eq!([8, 9, 65].map(|rows| of(rows, false, true).0), ["team", "many", "many"]);
-        assert_eq!(
-            [65, 66].map(|rows| Hopper.heeds_shared_keys(8 * rows, 132)),
-            [true, false]
-        );
         assert_eq!([1, 8].map(|rows| launch(rows, false)), [("team", 132); 2]);
         assert_eq!([1, 8].map(|rows| launch(rows, true)), [("team", 132); 2]);
         assert_eq!([9, 64].map(|rows| launch(rows, true)), [("pair", 396); 2]);

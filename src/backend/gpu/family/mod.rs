@@ -57,11 +57,6 @@ pub trait Family: Debug + Sync {
         most.max().unwrap_or(0)
     }
 
-    /// Whether it takes another kernel for decode attention where rows share keys; of so many rows' KV heads.
-    fn heeds_shared_keys(&self, _row_heads: usize, _multiprocessors: usize) -> bool {
-        false
-    }
-
     /// Whether its decode attention takes items of two rows, whose keys it reads once for both.
     fn attends_to_two_rows(&self) -> bool {
         false

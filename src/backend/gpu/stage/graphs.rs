@@ -1,12 +1,13 @@
 //! A stage's captured graphs, one for each shape of step. Graphs take device memory, and shapes can be many: where
 //! memory becomes little, the graphs launched longest ago are given up.
 
+use super::super::args::StepHeader;
 use super::super::attention_plan::most_items;
 use super::super::context::Capture;
 use super::super::logits::LogitsAt;
 use super::super::memory::Graph;
 use super::super::shapes::StepShape;
-use super::super::step::{AttentionShape, Written};
+use super::super::step::AttentionShape;
 use super::{Stage, reserved_bytes};
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::batch::{StepPlan, Want};
@@ -185,8 +186,7 @@ impl Stage {
     }
 
     /// The shape of a step; the stages before the last one have nothing to do with logits.
-    pub fn shape(&self, plan: &StepPlan, written: &Written, want: Want) -> StepShape {
-        let Written { header, shares_keys } = written;
+    pub fn shape(&self, plan: &StepPlan, header: &StepHeader, want: Want) -> StepShape {
         let rows = bucket(plan.rows(), self.capacity.rows);
         let logits_rows = self.unembedding().map_or(0, |_| plan.logits.len());
         let is_last = self.unembedding().is_some();
@@ -197,7 +197,7 @@ impl Stage {
                 0 => 0,
                 items => bucket(self.context.target.decode_items(items), usize::MAX),
             },
-            shares_keys: *shares_keys && self.context.target.heeds_shared_keys(rows, self.attention.kv_heads),
+            shares_keys: header.shared_items > 0,
             prefill_tiles: match header.prefill_tiles as usize {
                 0 => 0,
                 tiles => bucket(tiles, self.capacity.rows),
