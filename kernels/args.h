@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 27065110fd537eb6) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 839b8258bf84f190) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -44,6 +44,14 @@ enum : int {
   MOST_TOP = 20,             // the most tokens of a row that score gives
   POWERS = 32,               // entries 2^(i / POWERS) of the table that exponentials are computed from
   PEAK_FLOPS = 4194304,      // see PeakArgs
+  COMMAND_WORDS = 48,        // room for a command's arguments, in 8 bytes
+  COMMAND_NORM = 1,          // rmsnorm_few, of NormArgs
+  COMMAND_QKV = 2,           // qkv_store, of QkvStoreArgs
+  COMMAND_ATTENTION = 3,     // attention_decode, of AttentionArgs
+  COMMAND_ATTN_OUT = 4,      // attn_out, of GemmArgs
+  COMMAND_ROUTE = 5,         // norm_route, of NormRouteArgs
+  COMMAND_MLP1 = 6,          // sort_mlp1, of SortMlp1Args
+  COMMAND_MLP2 = 7,          // mlp2, of GemmArgs
 };
 
 // Formats of weights, activations and KV.
@@ -491,6 +499,28 @@ struct SortMlp1Args {
   int reserved;
 };
 
+// What the blocks of one_launch do one after the other: a kernel of a layer each.
+struct LayerCommand {
+  int op;                       // COMMAND_*
+  int blocks;                   // blocks that the kernel has by itself
+  const float* from;            // attn_out: the rows that it adds to
+  float* to;                    // norm: where the rows go, the experts' outputs added
+  unsigned short* newest;       // qkv_store and attention: each row's key and value of the step, [rows][keys of all kv
+                                // heads, their values][head_dim]
+  unsigned long long args[48];  // the kernel's argument struct; of norm_route as far as `sort`
+};
+
+// one_launch: a step's layers. What its blocks hand on to each other has not been written since it was wiped: filled
+// with ones.
+struct OneLaunchArgs {
+  const LayerCommand* commands;
+  unsigned char* wiped;  // memory that the next step's blocks hand on through, which this launch wipes
+  int count;             // commands
+  int pieces;            // of that memory, 16 bytes each
+  int share;             // of the pieces, how many are wiped with each command
+  int reserved;
+};
+
 // Where the host has all of it.
 #define SIZE(Struct, bytes) static_assert(sizeof(Struct) == bytes, "the host has another size");
 #define AT(Struct, field, bytes) \
@@ -583,5 +613,9 @@ SIZE(PackArgs, 48) AT(PackArgs, wire, 0) AT(PackArgs, out, 8) AT(PackArgs, membe
 SIZE(PeakArgs, 16) AT(PeakArgs, out, 0) AT(PeakArgs, iterations, 8) AT(PeakArgs, never, 12)
 SIZE(SortMlp1Args, 368) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 176) AT(SortMlp1Args, most_rows, 360)
   AT(SortMlp1Args, reserved, 364)
+SIZE(LayerCommand, 416) AT(LayerCommand, op, 0) AT(LayerCommand, blocks, 4) AT(LayerCommand, from, 8)
+  AT(LayerCommand, to, 16) AT(LayerCommand, newest, 24) AT(LayerCommand, args, 32)
+SIZE(OneLaunchArgs, 32) AT(OneLaunchArgs, commands, 0) AT(OneLaunchArgs, wiped, 8) AT(OneLaunchArgs, count, 16)
+  AT(OneLaunchArgs, pieces, 20) AT(OneLaunchArgs, share, 24) AT(OneLaunchArgs, reserved, 28)
 #undef SIZE
 #undef AT

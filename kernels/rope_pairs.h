@@ -3,10 +3,17 @@
 #pragma once
 #include "rope.h"
 
+template <int FORMAT> DEV u32x2 narrowed(const float* v) {
+  return u32x2{(u32)to_16<FORMAT>(v[1]) << 16 | to_16<FORMAT>(v[0]),
+               (u32)to_16<FORMAT>(v[3]) << 16 | to_16<FORMAT>(v[2])};
+}
 template <int FORMAT> DEV void store4(void* array, i64 at, const float* v) {
   if (FORMAT == FORMAT_F32) *(f32x4*)((float*)array + at) = f32x4{v[0], v[1], v[2], v[3]};
-  else *(u32x2*)((u16*)array + at) = u32x2{(u32)to_16<FORMAT>(v[1]) << 16 | to_16<FORMAT>(v[0]),
-                                          (u32)to_16<FORMAT>(v[3]) << 16 | to_16<FORMAT>(v[2])};
+  else *(u32x2*)((u16*)array + at) = narrowed<FORMAT>(v);
+}
+template <int FORMAT> DEV void hand_on4(void* array, i64 at, const float* v) {
+  if (FORMAT == FORMAT_F32) hand_on((f32x4*)((float*)array + at), f32x4{v[0], v[1], v[2], v[3]});
+  else hand_on((u32x2*)((u16*)array + at), narrowed<FORMAT>(v));
 }
 
 struct RowPlace {
@@ -28,8 +35,8 @@ DEV void store_pairs(const RopeStoreArgs& a, const RowPlace& place, int head, in
   const int half = a.head_dim / 2;
   if (head < a.heads) {
     const i64 at = ((i64)place.row * a.heads + head) * a.head_dim + i;
-    store4<FORMAT>(a.q, at, x);
-    store4<FORMAT>(a.q, at + half, y);
+    hand_on4<FORMAT>(a.q, at, x);
+    hand_on4<FORMAT>(a.q, at + half, y);
     return;
   }
   const int kv_head = head - a.heads, value = kv_head >= a.kv_heads;

@@ -235,8 +235,8 @@ template <int THREADS, int ROWS> DEV void share_experts(const RouteArgs& a, int 
     double sum = 0;
     for (int j = 0; j < a.k; j++) sum += (double)s.exponentials[r][j];
     const i64 at = (i64)(first_row + r) * a.k + place_of(s.picks[r], a.k, rank);
-    a.experts[at] = s.picks[r][rank];
-    a.shares[at] = (float)((double)s.exponentials[r][rank] / sum);
+    hand_on(a.experts + at, s.picks[r][rank]);
+    hand_on(a.shares + at, (float)((double)s.exponentials[r][rank] / sum));
   }
 }
 

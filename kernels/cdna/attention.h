@@ -77,7 +77,7 @@ DEV int first_visible(const AttentionArgs& a, int position) {
 // Loads operand B of the score MFMAs: a lane's dims of its column's query.
 DEV void load_query(u32v2* q, const u16* query, int g) {
   for (int z = 0; z < 2; z++) {
-    const u32v4 piece = *(const u32v4*)(query + (z * 4 + g) * 8);
+    const u32v4 piece = take((const u32v4*)(query + (z * 4 + g) * 8));
     q[z * 2] = u32v2{piece[0], piece[1]}, q[z * 2 + 1] = u32v2{piece[2], piece[3]};
   }
 }
@@ -123,9 +123,11 @@ template <int FORMAT> DEV void store_column(const AttentionArgs& a, int row, int
     u32v4 piece;
     for (int w = 0; w < 4; w++) {
       const int i = half * 2 + w / 2, d = w % 2 * 2;
-      const float low = o[d][i] * factor, high = o[d + 1][i] * factor;
+      float low = o[d][i] * factor, high = o[d + 1][i] * factor;
+      // Else clang takes an instruction for product and conversion that loses the sign of a zero.
+      if constexpr (WITHIN_LAUNCH) { VECTOR(low); VECTOR(high); }
       piece[w] = FORMAT == FORMAT_F16 ? pack_weights<FORMAT_F16>(low, high) : pack_bf16(low, high);
     }
-    *(u32v4*)(a.out + tiled_index(row, head * HEAD_DIM + LANE / 16 * 16 + half * 8, a.out_rows)) = piece;
+    hand_on((u32v4*)(a.out + tiled_index(row, head * HEAD_DIM + LANE / 16 * 16 + half * 8, a.out_rows)), piece);
   }
 }

@@ -8,6 +8,11 @@
 
 struct Place { int group; int row; int o; };
 
+// Within one launch a product's arguments are a command's.
+DEV const LayerCommand& command_of(const GemmArgs& a) {
+  return *(const LayerCommand*)((const u8*)&a - __builtin_offsetof(LayerCommand, args));
+}
+
 // The bias; 0 for padding rows of the last row block, which have none.
 DEV float bias_of(const GemmArgs& a, const Place& p, int i) {
   return p.o + i < a.n ? a.bias[(i64)p.group * a.n + p.o + i] : 0.f;
@@ -16,8 +21,8 @@ DEV float bias_of(const GemmArgs& a, const Place& p, int i) {
 DEV void store_floats(float* row, int o, int n, const float* v) {
   if (n % 8 == 0) {
     if (o >= n) return;
-    *(f32v4*)(row + o) = f32v4{v[0], v[1], v[2], v[3]};
-    *(f32v4*)(row + o + 4) = f32v4{v[4], v[5], v[6], v[7]};
+    hand_on((f32v4*)(row + o), f32v4{v[0], v[1], v[2], v[3]});
+    hand_on((f32v4*)(row + o + 4), f32v4{v[4], v[5], v[6], v[7]});
     return;
   }
   for (int i = 0; i < 8; i++) if (o + i < n) row[o + i] = v[i];
@@ -62,12 +67,26 @@ template <int FORMAT> struct QkvStore {
       x[j] = mul_rn(x[j], scale), y[j] = mul_rn(y[j], scale);
     }
     store_pairs<FORMAT>(s, place, head, element, x, y);
+    if constexpr (WITHIN_LAUNCH) {
+      if (query) return;
+      // Attention takes them from here, as nobody polls the cache.
+      u16* newest = command_of(a).newest + ((i64)p.row * 2 * s.kv_heads + head - s.heads) * s.head_dim + element;
+      hand_on4<FORMAT>(newest, 0, x);
+      hand_on4<FORMAT>(newest, s.head_dim / 2, y);
+    }
   }
 };
 
 struct AttnOut {
   static DEV void store(const GemmArgs& a, const Place& p, float* sums) {
     float* x = a.out + (i64)p.row * a.n;
+    if constexpr (WITHIN_LAUNCH) {
+      if (p.o >= a.n) return;
+      const float* from = command_of(a).from + (i64)p.row * a.n + p.o;
+      const f32v4 low = take((const f32v4*)from), high = take((const f32v4*)(from + 4));
+      for (int i = 0; i < 8; i++) sums[i] = add_rn(i < 4 ? low[i] : high[i - 4], add_rn(sums[i], bias_of(a, p, i)));
+      return store_floats(x, p.o, a.n, sums);
+    }
     for (int i = 0; i < 8; i++)
       sums[i] = p.o + i < a.n ? add_rn(x[p.o + i], add_rn(sums[i], bias_of(a, p, i))) : 0.f;
     store_floats(x, p.o, a.n, sums);
@@ -95,7 +114,7 @@ template <int FORMAT, int TERMS> struct Mlp1 {
   }
   static DEV void store_zeros(const GemmArgs& a, int row, int o) {
     for (int term = 0; term < TERMS; term++)
-      *(u32v2*)(a.tiled + term * a.tiled_term + tiled_index(row, o / 2, a.tiled_rows)) = u32v2{0, 0};
+      hand_on((u32v2*)(a.tiled + term * a.tiled_term + tiled_index(row, o / 2, a.tiled_rows)), u32v2{0, 0});
   }
   // Stores the leading term of v and leaves the remainder in v, as store_terms does.
   static DEV void store_term(u16* at, float* v) {
@@ -105,7 +124,7 @@ template <int FORMAT, int TERMS> struct Mlp1 {
       t[i] = leading_term<FORMAT>(v[i]);
       v[i] = (v[i] - from_16<FORMAT>(t[i])) * up;
     }
-    *(u32v2*)at = u32v2{(u32)t[1] << 16 | t[0], (u32)t[3] << 16 | t[2]};
+    hand_on((u32v2*)at, u32v2{(u32)t[1] << 16 | t[0], (u32)t[3] << 16 | t[2]});
   }
 };
 
@@ -116,8 +135,8 @@ template <bool EXACT> struct Mlp2 {
     u16* y = (u16*)a.y + (i64)p.row * a.n;
     if (a.n % 8 == 0) {
       if (p.o < a.n)
-        *(u32v4*)(y + p.o) = u32v4{pack_f16(sums[0], sums[1]), pack_f16(sums[2], sums[3]),
-                                   pack_f16(sums[4], sums[5]), pack_f16(sums[6], sums[7])};
+        hand_on((u32v4*)(y + p.o), u32v4{pack_f16(sums[0], sums[1]), pack_f16(sums[2], sums[3]),
+                                         pack_f16(sums[4], sums[5]), pack_f16(sums[6], sums[7])});
       return;
     }
     for (int i = 0; i < 8; i++) if (p.o + i < a.n) y[p.o + i] = to_f16(sums[i]);

@@ -11,7 +11,7 @@ struct Wave {
   bool live;       // false: past the last one; it computes with the others and stores nothing
 };
 DEV Wave wave_of(const GemmArgs& a, const Work& work, int waves) {
-  const int row_block = work.span * waves + uniform(TID / WAVE);
+  const int row_block = work.span * waves + uniform(wave_among(waves));
   return Wave{row_block < a.row_blocks ? row_block : a.row_blocks - 1, row_block < a.row_blocks};
 }
 template <class Weights> DEV Global slabs_of(const GemmArgs& a, const Work& work, const Wave& wave) {
@@ -42,7 +42,7 @@ DEV void finish(const GemmArgs& a, const Work& work, const Wave& wave, const Sum
 template <class Op, class Sum, int S>
 DEV void finish_mlp1(const GemmArgs& a, const Work& work, const Wave& wave, const Sum (&acc)[2][S], u8* shared) {
   if (wave.live) return finish<Op>(a, work, wave, acc, shared);
-  const int n = LANE % 16, o = (work.span * 4 + TID / WAVE) * BLOCK_ROWS + LANE / 16 * 8;
+  const int n = LANE % 16, o = (work.span * 4 + wave_among(4)) * BLOCK_ROWS + LANE / 16 * 8;
 #pragma unroll
   for (int s = 0; s < S; s++)
     if (s * TOKENS + n < work.count) Op::store_zeros(a, work.first + s * TOKENS + n, o);

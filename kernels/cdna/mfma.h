@@ -154,3 +154,9 @@ template <class T> DEV T load(Global base, u32& offset) {
   SCALAR_AND_VECTOR(base, offset);
   return load<T>(base + offset);
 }
+// The same of what other blocks hand on, as it is now.
+template <class T> DEV T load_handed(Global base, u32& offset) {
+  SCALAR_AND_VECTOR(base, offset);
+  if constexpr (WITHIN_LAUNCH) return peek((const T*)(base + offset));
+  else return load<T>(base + offset);
+}

@@ -36,11 +36,17 @@ struct Picks {
   int k;
   int of[MOST_PICKS];
 
-  // The loads do not wait for the number of rows.
+  // The loads do not wait for the number of rows; but nobody hands on what rows that do not exist have picked.
   DEV Picks(const SortMlp1Args& a, int rows) : k(a.sort.k) {
-    const int* mine = a.sort.experts + (LANE < a.most_rows ? LANE : 0) * k;
+    const int* mine = a.sort.experts + (LANE < (WITHIN_LAUNCH ? rows : a.most_rows) ? LANE : 0) * k;
+    bool all;
+    do {
+      all = true;
 #pragma unroll
-    for (int i = 0; i < MOST_PICKS; i++) of[i] = i < k ? mine[i] : (int)NO_EXPERT;
+      for (int i = 0; i < MOST_PICKS; i++) of[i] = i < k ? peek(mine + i) : (int)NO_EXPERT;
+#pragma unroll
+      for (int i = 0; i < MOST_PICKS; i++) all = all && is_there(of[i]);
+    } while (!all);
 #pragma unroll
     for (int i = 0; i < MOST_PICKS; i++) of[i] = LANE < rows ? of[i] : (int)NO_EXPERT;
   }
@@ -54,18 +60,18 @@ struct Picks {
       rows |= ballot(of[i] == expert);
       lower += bits_of(ballot(of[i] < expert));
     }
-    return Found{rows, slots_of(lower + (GROUP_ALIGN - 1) * expert)};
+    return Found{rows, WITHIN_LAUNCH ? lower : slots_of(lower + (GROUP_ALIGN - 1) * expert)};
   }
   // Stores counts, offsets and slots, for the kernels after this one. A wave takes every WAVES-th expert.
   template <int WAVES> DEV void store(const SortArgs& a) const {
-    for (int e = uniform(TID / WAVE); e <= a.n_experts; e += WAVES) {
+    for (int e = uniform(wave_among(WAVES)); e <= a.n_experts; e += WAVES) {
       const Found found = find(e);
-      if (LANE == 0) a.offsets[e] = found.first;
+      if (LANE == 0) hand_on(a.offsets + e, found.first);
       if (e == a.n_experts) break;
-      if (LANE == 0) a.counts[e] = bits_of(found.rows);
+      if (LANE == 0) hand_on(a.counts + e, bits_of(found.rows));
       const int slot = found.first + bits_of(found.rows & ((1ull << LANE) - 1));
 #pragma unroll
-      for (int i = 0; i < MOST_PICKS; i++) if (of[i] == e) a.slots[LANE * k + i] = slot;
+      for (int i = 0; i < MOST_PICKS; i++) if (of[i] == e) hand_on(a.slots + LANE * k + i, slot);
     }
   }
 };

@@ -18,12 +18,43 @@ template <class Weights, int DEPTH> struct Stream {
   f32v4 acc[2][1];
 
   DEV void load_slab(int c, int into) {
+    load_weights(c, into);
+    load_tokens(c, into);
+  }
+  DEV void load_weights(int c, int into) {
     c = c < slabs ? c : slabs - 1;
     Global slab = weights + (u32)c * (u32)Weights::SLAB_BYTES;
     SCALAR(slab);
     for (int i = 0; i < Weights::LOADS; i++) Weights::load_part(raw[into], slab, weight_at, i);
+  }
+  DEV void load_tokens(int c, int into) {
+    c = c < slabs ? c : slabs - 1;
     for (int piece = 0; piece < 2; piece++)
-      pieces[into][piece] = load<u32v4>(tokens + (u64)(u32)c * slab_bytes, token_at[piece]);
+      pieces[into][piece] = load_handed<u32v4>(tokens + (u64)(u32)c * slab_bytes, token_at[piece]);
+  }
+  DEV bool has_tokens(int of) const { return is_there(pieces[of][0]) & is_there(pieces[of][1]); }
+  // Slab c's tokens, where they were not there when they were loaded.
+  DEV void await(int c, int of) {
+    if constexpr (WITHIN_LAUNCH) while (wave_any(!has_tokens(of))) load_tokens(c, of);
+  }
+  // The first slabs. Their weights are on the way while tokens that blocks hand on are awaited, all at once.
+  DEV void load_first() {
+    if constexpr (WITHIN_LAUNCH) {
+#pragma unroll
+      for (int d = 0; d < DEPTH; d++) load_weights(d, d);
+      SCHEDULE_FENCE();
+      bool all;
+      do {
+        all = true;
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) load_tokens(d, d);
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) all &= has_tokens(d);
+      } while (wave_any(!all));
+    } else {
+#pragma unroll
+      for (int d = 0; d < DEPTH; d++) { load_slab(d, d); SCHEDULE_FENCE(); }
+    }
   }
   DEV void multiply(int b) {
     for (int piece = 0; piece < 2; piece++) {
@@ -48,13 +79,13 @@ template <class Weights, int DEPTH> struct Stream {
     slab_bytes = (u32)a.in_rows * (SLAB * 2);
     for (int piece = 0; piece < 2; piece++) token_at[piece] = row * (SLAB * 2) + ((g * 2 + piece) ^ (row % 8)) * 16;
     acc[0][0] = acc[1][0] = f32v4{0, 0, 0, 0};
-#pragma unroll
-    for (int d = 0; d < DEPTH; d++) { load_slab(d, d); SCHEDULE_FENCE(); }
+    load_first();
     int c = 0;
     for (; c + DEPTH <= slabs; c += DEPTH) {
       loads_in_flight_for<(DEPTH - 1) * SLAB_MFMAS>();
 #pragma unroll
       for (int d = 0; d < DEPTH; d++) {
+        await(c + d, d);
         multiply(d);
         SCHEDULE_FENCE();
         load_slab(c + d + DEPTH, d);
@@ -62,6 +93,6 @@ template <class Weights, int DEPTH> struct Stream {
       }
     }
 #pragma unroll
-    for (int d = 0; d < DEPTH - 1; d++) if (c + d < slabs) multiply(d);
+    for (int d = 0; d < DEPTH - 1; d++) if (c + d < slabs) await(c + d, d), multiply(d);
   }
 };

@@ -19,6 +19,9 @@ struct Work {
 
 enum : int { TOKENS = 16 };   // per MFMA
 
+// The wave's number among so many, a block's or those of several that share a launch's block.
+DEV int wave_among(int waves) { return TID / WAVE % waves; }
+
 // The number of block `id` of so many, such that `neighbours` numbers from a multiple of it on are on one die. Blocks
 // that fill no round of all dies keep their ids.
 HOST_DEV int die_order(int id, int blocks, int neighbours, int dies) {
@@ -43,7 +46,7 @@ DEV int wave_prefix(int v) {
 template <int TILE, bool CUTS> DEV ExpertCut cut_at(const GemmArgs& a, int i) {
   if (i >= a.groups) return ExpertCut{0, 0};
   if (CUTS && a.cuts) return a.cuts[i];
-  return ExpertCut{i, tiles_of<TILE>(a.rows[i])};
+  return ExpertCut{i, tiles_of<TILE>(take(a.rows + i))};
 }
 
 // The group that block number `block` belongs to, -1 if there is none; `block` becomes its number within the group.
@@ -73,24 +76,24 @@ DEV int first_step(int steps, int tiles, int tile) {
 DEV Work cut_rows(const GemmArgs& a, int group, int rows, int tiles, int block) {
   const int tile = block % tiles, steps = (rows + TOKENS - 1) / TOKENS;
   const int from = first_step(steps, tiles, tile) * TOKENS, to = first_step(steps, tiles, tile + 1) * TOKENS;
-  const int offset = a.offsets ? uniform(a.offsets[group]) : 0;
+  const int offset = a.offsets ? uniform(take(a.offsets + group)) : 0;
   return Work{group, offset + from, (to < rows ? to : rows) - from, block / tiles};
 }
 
 DEV int spans_of(const GemmArgs& a, int waves) { return (a.row_blocks + waves - 1) / waves; }
 
-// Streams have one tile a group, or rarely two: ids stay.
-template <int TILE, bool CUTS = false> DEV Work find_work(const GemmArgs& a, int waves) {
+// Streams have one tile a group, or rarely two: ids stay. The number of a group's rows may be handed on, that of all
+// rows stands in the plan.
+template <int TILE, bool CUTS = false> DEV Work find_work(const GemmArgs& a, int waves, int block) {
   const bool ordered = DIES > 1 && TILE > TOKENS;
   const int spans = spans_of(a, waves);
-  int block = BID;
   ExpertCut cut{0, 0};
   if (a.groups > 1) {
     if (ordered) block = die_order(block, GRID, DIE_BLOCKS, DIES);
     cut = find_group<TILE, CUTS>(a, spans, block);
     if (cut.expert < 0) return Work{-1, 0, 0, 0};
   }
-  const int rows = uniform(a.rows[cut.expert]);
+  const int rows = uniform(a.groups > 1 ? take(a.rows + cut.expert) : a.rows[0]);
   if (a.groups == 1) {
     cut.tiles = tiles_of<TILE>(rows);
     if (block >= cut.tiles * spans) return Work{-1, 0, 0, 0};

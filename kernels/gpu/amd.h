@@ -16,8 +16,25 @@
 #define SHARED __attribute__((shared))
 extern __attribute__((shared)) __attribute__((aligned(1024))) unsigned char getp_dynamic_shared[];
 #define DYNAMIC_SHARED getp_dynamic_shared
+#ifdef ONE_LAUNCH
+// Computed anew wherever it is used: else all that depends on it alone moves out of the loop over commands, and does not
+// fit the registers.
+DEV int thread_now() {
+  int thread = __builtin_amdgcn_workitem_id_x();
+  asm volatile("" : "+v"(thread));
+  return thread;
+}
+DEV int block_now() {
+  int block = __builtin_amdgcn_workgroup_id_x();
+  asm volatile("" : "+s"(block));
+  return block;
+}
+#define TID thread_now()
+#define BID block_now()
+#else
 #define TID ((int)__builtin_amdgcn_workitem_id_x())
 #define BID ((int)__builtin_amdgcn_workgroup_id_x())
+#endif
 #define GRID ((int)(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()))
 
 DEV void barrier() {

@@ -64,6 +64,8 @@ struct alignas(16) f32x4 {
   HOST_DEV float operator[](int i) const { return v[i]; }
 };
 
+#include "handed_on.h"
+
 #define LANE (TID % WAVE)
 
 constexpr float LOG2E = 1.4426950408889634f;
@@ -131,7 +133,7 @@ template <int FORMAT> DEV void store_terms8(u16* at, i64 term, int terms, float*
       v[j] -= from_16<FORMAT>((u16)both), v[j + 1] -= from_16<FORMAT>((u16)(both >> 16));
       if (FORMAT == FORMAT_F16) v[j] *= (float)(1 << TERM_SHIFT), v[j + 1] *= (float)(1 << TERM_SHIFT);
     }
-    *(u32x4*)(at + i * term) = packed;
+    hand_on((u32x4*)(at + i * term), packed);
   }
 }
 // The same in a format that is known at run time alone: FP16 or BF16.

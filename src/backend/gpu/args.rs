@@ -72,6 +72,23 @@ shared! {
         POWERS: usize = sampler::EXPONENTIAL_POWERS;
         /// see PeakArgs
         PEAK_FLOPS: usize = 1 << 22;
+
+        /// room for a command's arguments, in 8 bytes
+        COMMAND_WORDS: usize = 48;
+        /// rmsnorm_few, of NormArgs
+        COMMAND_NORM: i32 = 1;
+        /// qkv_store, of QkvStoreArgs
+        COMMAND_QKV: i32 = 2;
+        /// attention_decode, of AttentionArgs
+        COMMAND_ATTENTION: i32 = 3;
+        /// attn_out, of GemmArgs
+        COMMAND_ATTN_OUT: i32 = 4;
+        /// norm_route, of NormRouteArgs
+        COMMAND_ROUTE: i32 = 5;
+        /// sort_mlp1, of SortMlp1Args
+        COMMAND_MLP1: i32 = 6;
+        /// mlp2, of GemmArgs
+        COMMAND_MLP2: i32 = 7;
     }
 
     /// Formats of weights, activations and KV.
@@ -669,6 +686,40 @@ shared! {
             sort: SortArgs,
             /// rows of the bucket
             most_rows: i32,
+            reserved: i32,
+        }
+
+        /// What the blocks of one_launch do one after the other: a kernel of a layer each.
+        #[derive(Pod, Zeroable)]
+        LayerCommand {
+            /// COMMAND_*
+            op: i32,
+            /// blocks that the kernel has by itself
+            blocks: i32,
+            /// attn_out: the rows that it adds to
+            from: *const f32,
+            /// norm: where the rows go, the experts' outputs added
+            to: *mut f32,
+            /// qkv_store and attention: each row's key and value of the step, `[rows][keys of all kv heads, their
+            /// values][head_dim]`
+            newest: *mut u16,
+            /// the kernel's argument struct; of norm_route as far as `sort`
+            args: [u64; COMMAND_WORDS],
+        }
+
+        /// one_launch: a step's layers. What its blocks hand on to each other has not been written since it was wiped:
+        /// filled with ones.
+        #[derive(NoUninit)]
+        OneLaunchArgs {
+            commands: *const LayerCommand,
+            /// memory that the next step's blocks hand on through, which this launch wipes
+            wiped: *mut u8,
+            /// commands
+            count: i32,
+            /// of that memory, 16 bytes each
+            pieces: i32,
+            /// of the pieces, how many are wiped with each command
+            share: i32,
             reserved: i32,
         }
     }
