@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 839b8258bf84f190) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 81225c52cafaef42) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -504,7 +504,8 @@ struct LayerCommand {
   int op;                       // COMMAND_*
   int blocks;                   // blocks that the kernel has by itself
   const float* from;            // attn_out: the rows that it adds to
-  float* to;                    // norm: where the rows go, the experts' outputs added
+  float* to;                    // norm: where the rows go, the experts' outputs added; attn_out: where they go for
+                                // later launches, or NULL
   unsigned short* newest;       // qkv_store and attention: each row's key and value of the step, [rows][keys of all kv
                                 // heads, their values][head_dim]
   unsigned long long args[48];  // the kernel's argument struct; of norm_route as far as `sort`

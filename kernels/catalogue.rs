@@ -210,6 +210,8 @@ operations! {
     DrawWide "draw_wide",
     /// What log-probabilities take, of rows of logits.
     Score "score",
+    /// The layers of a step of few decoding rows, from [`Op::Norm`] to [`Op::Mlp2`].
+    OneLaunch "one_launch",
     /// A tensor's smallest and largest exponents.
     Range "range",
     /// Packs weights from the wire format to the products' layout, a kernel per [`PackedFormat`].

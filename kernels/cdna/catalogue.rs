@@ -2,7 +2,7 @@
 
 use super::{
     Cut, Dimension, Elements, FLUSHING_TERM_SHIFT, Kernel, Limit, MATRIX_HEADS, Op, PackedFormat, Parameters, Platform,
-    SHARED, Table, Tile, Toolchain, card, kernels_of, shared, with, with_tiles,
+    NORM_THREADS, SHARED, Table, Tile, Toolchain, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};
@@ -43,7 +43,7 @@ static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tile
 /// Elements of a row that is normed by the threads of the norm, a piece each, and kept for the router.
 const KEPT_HIDDEN: usize = 3072;
 
-const WRITTEN: [Kernel; 8] = [
+const WRITTEN: [Kernel; 12] = [
     Kernel::written(Op::NormRoute, "cdna/norm_route_rows.hip", 8 * WAVE)
         .variant("rows")
         .per_block(4)
@@ -60,7 +60,27 @@ const WRITTEN: [Kernel; 8] = [
     pack(W16),
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "cdna/matrix_peak.hip", 4 * WAVE),
+    one_launch(Mxfp4, F16),
+    one_launch(Mxfp4, Bf16),
+    one_launch(W16, F16),
+    one_launch(W16, Bf16),
 ];
+
+/// Of experts in this format. Its limits are those of the kernels whose functions it calls.
+const fn one_launch(weights: PackedFormat, elements: Elements) -> Kernel {
+    Kernel::written(Op::OneLaunch, "cdna/one_launch.hip", 8 * WAVE)
+        .weights(weights)
+        .elements(elements)
+        .most_rows(8)
+        .limits(&[
+            Limit::AtMost(Dimension::Hidden, NORM_THREADS * 8),
+            Limit::MultipleOf(Dimension::Hidden, 8),
+            Limit::AtMost(Dimension::Experts, 256),
+            Limit::AtMost(Dimension::ExpertsPerToken, 4),
+            Limit::Exactly(Dimension::HeadDim, 64),
+            Limit::Exactly(Dimension::HeadsPerKvHead, 8),
+        ])
+}
 
 /// One wave per work item.
 const fn decode(elements: Elements) -> Kernel {

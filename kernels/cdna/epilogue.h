@@ -85,7 +85,12 @@ struct AttnOut {
       const float* from = command_of(a).from + (i64)p.row * a.n + p.o;
       const f32v4 low = take((const f32v4*)from), high = take((const f32v4*)(from + 4));
       for (int i = 0; i < 8; i++) sums[i] = add_rn(i < 4 ? low[i] : high[i - 4], add_rn(sums[i], bias_of(a, p, i)));
-      return store_floats(x, p.o, a.n, sums);
+      store_floats(x, p.o, a.n, sums);
+      if (float* later = command_of(a).to) {
+        f32v4* at = (f32v4*)(later + (i64)p.row * a.n + p.o);
+        at[0] = f32v4{sums[0], sums[1], sums[2], sums[3]}, at[1] = f32v4{sums[4], sums[5], sums[6], sums[7]};
+      }
+      return;
     }
     for (int i = 0; i < 8; i++)
       sums[i] = p.o + i < a.n ? add_rn(x[p.o + i], add_rn(sums[i], bias_of(a, p, i))) : 0.f;

@@ -67,17 +67,52 @@ pub fn forward<O: Ops>(
     kv: &mut O::KvCache,
     want: Want,
 ) -> Result<()> {
-    let mut x = match stage.embedding {
-        Some(table) => ops.embed(plan, table, &mut a.x)?,
-        None => ops.resume(plan, &mut a.x)?,
-    };
-    for (layer, w) in (stage.first_layer..).zip(stage.layers) {
-        x = forward_layer(ops, w, layer, plan, x, &mut a.scratch, kv)?;
+    let x = enter(ops, stage, plan, &mut a.x)?;
+    let x = forward_layers(ops, stage, plan, x, &mut a.scratch, kv)?;
+    leave(ops, stage, plan, x, &mut a.scratch, want)
+}
+
+/// What stands before the layers.
+pub fn enter<'x, O: Ops>(
+    ops: &mut O,
+    stage: &StageWeights<'_, O::Matrix, O::Vector>,
+    plan: &StepPlan,
+    x: &'x mut O::ResidualMemory,
+) -> Result<O::Residual<'x>> {
+    match stage.embedding {
+        Some(table) => ops.embed(plan, table, x),
+        None => ops.resume(plan, x),
     }
+}
+
+/// All layers.
+pub fn forward_layers<'x, O: Ops>(
+    ops: &mut O,
+    stage: &StageWeights<'_, O::Matrix, O::Vector>,
+    plan: &StepPlan,
+    mut x: O::Residual<'x>,
+    scratch: &mut Scratch<O::Buffer>,
+    kv: &mut O::KvCache,
+) -> Result<O::Residual<'x>> {
+    for (layer, w) in (stage.first_layer..).zip(stage.layers) {
+        x = forward_layer(ops, w, layer, plan, x, scratch, kv)?;
+    }
+    Ok(x)
+}
+
+/// What stands behind the layers.
+pub fn leave<O: Ops>(
+    ops: &mut O,
+    stage: &StageWeights<'_, O::Matrix, O::Vector>,
+    plan: &StepPlan,
+    x: O::Residual<'_>,
+    scratch: &mut Scratch<O::Buffer>,
+    want: Want,
+) -> Result<()> {
     let Some(head) = stage.head else {
         return ops.settle(x).map(drop);
     };
-    let t = ops.norm_wanted(plan, x, &head.norm, &mut a.scratch.t)?;
+    let t = ops.norm_wanted(plan, x, &head.norm, &mut scratch.t)?;
     ops.unembed(plan, t, &head.unembedding, want)
 }
 

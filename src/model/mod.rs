@@ -4,6 +4,6 @@ mod forward;
 mod rope;
 mod weights;
 
-pub use forward::{Activations, Scratch, StageWeights, forward, forward_layer};
+pub use forward::{Activations, Scratch, StageWeights, enter, forward, forward_layer, forward_layers, leave};
 pub use rope::Rope;
 pub use weights::{Head, LayerWeights, Load, Weights};

@@ -698,7 +698,7 @@ shared! {
             blocks: i32,
             /// attn_out: the rows that it adds to
             from: *const f32,
-            /// norm: where the rows go, the experts' outputs added
+            /// norm: where the rows go, the experts' outputs added; attn_out: where they go for later launches, or NULL
             to: *mut f32,
             /// qkv_store and attention: each row's key and value of the step, `[rows][keys of all kv heads, their
             /// values][head_dim]`

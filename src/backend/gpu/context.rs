@@ -70,6 +70,31 @@ impl Context {
         // SAFETY: as our caller vouches.
         unsafe { self.driver.launch(&launch, stream) }
     }
+
+    /// How many blocks of a kernel the device runs at once, one a multiprocessor; 0 where none may wait for another.
+    pub fn blocks_together(&self, kernel: &Kernel) -> Result<usize> {
+        let (function, shared_bytes) = (self.kernels.functions[kernel.index], kernel.shared_bytes as u32);
+        let here = self.driver.blocks_together(function, kernel.threads as u32, shared_bytes)?;
+        Ok(here.min(1) * self.target.multiprocessors)
+    }
+
+    /// Queues a kernel whose blocks wait for each other.
+    ///
+    /// # Safety
+    /// As of [`Self::launch`].
+    pub unsafe fn launch_together<A: NoUninit>(&self, launch: Launch, args: &A) -> Result<()> {
+        let Launch { kernel, blocks, .. } = launch;
+        let launch = driver::KernelLaunch {
+            function: self.kernels.functions[kernel.index],
+            grid: blocks as u32,
+            block: kernel.threads as u32,
+            shared_bytes: kernel.shared_bytes as u32,
+            args: bytemuck::bytes_of(args),
+            overlap: false,
+        };
+        // SAFETY: as our caller vouches.
+        unsafe { self.driver.launch_together(&launch, self.stream.handle) }
+    }
 }
 
 /// The kernels of a device's family, loaded.

@@ -327,6 +327,18 @@ impl Target {
         kernels.into_iter().zip(verdicts).collect()
     }
 
+    /// The layers of a step of few decoding rows, with experts in this format, where there is a kernel for them.
+    pub fn one_launch(
+        &self,
+        config: &ModelConfig,
+        numbers: &Numbers,
+        experts: Option<PackedFormat>,
+    ) -> Option<&'static Kernel> {
+        let fits = |kernel: &&Kernel| kernel.weights == experts && kernel.elements == Some(numbers.elements);
+        let fast = !numbers.exact && numbers.kv == numbers.elements;
+        self.of_model(Op::OneLaunch, config).filter(fits).find(|_| fast)
+    }
+
     /// The router alone.
     pub fn route(&self, rows: usize) -> Launch {
         self.shares(Op::Route, rows)

@@ -9,10 +9,12 @@
 mod arguments;
 mod costs;
 pub mod inspect;
+mod one_launch;
 mod queue;
 mod values;
 
 pub use arguments::Sizes;
+pub use one_launch::handed_bytes;
 pub use queue::Queue;
 pub use values::{
     Buffer, Gated, Normed, Projected, Queries, Residual, ResidualMemory, Routed, Routes, SLACK_ROWS, Settled, slots,
@@ -99,6 +101,11 @@ impl GpuOps {
         self.n_wanted = plan.logits.len();
         self.args.logits = logits;
         self.queue.begin_step();
+    }
+
+    /// The model.
+    pub fn config(&self) -> &ModelConfig {
+        &self.args.config
     }
 
     /// Refuses a plan whose shape is not that of the step begun.

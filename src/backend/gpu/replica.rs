@@ -15,8 +15,7 @@ use super::memory::Event;
 use super::stage::{Common, LoadedStage, SizedStage, Stage};
 use super::step::Plans;
 use super::weights::{GpuWeights, Matrix, Vector};
-use crate::batch::StepPlan;
-use crate::batch::{Greedy, Logits, StepOutput, Want};
+use crate::batch::{Chunk, Draw, Greedy, Logits, LogitsRow, StepOutput, StepPlan, Want};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::kv_blocks::KvBlocks;
@@ -119,7 +118,7 @@ impl GpuReplica {
         };
         let ends = (0..common.depth).map(|_| ends().collect()).collect::<Result<_>>()?;
         let events = events(&stages, common.depth, false)?;
-        Ok(Self {
+        let mut replica = Self {
             in_flight: VecDeque::with_capacity(common.depth),
             hops,
             logits: None,
@@ -132,7 +131,43 @@ impl GpuReplica {
             common,
             report,
             steps: 0,
-        })
+        };
+        replica.choose_one_launch()?;
+        Ok(replica)
+    }
+
+    /// Whether layers of few decoding rows are one launch depends on how soon blocks see what others have written, which
+    /// no property of a device tells: each stage takes what is faster in a step of one row. It uses the first of the
+    /// cache's blocks, which are empty yet.
+    fn choose_one_launch(&mut self) -> Result<()> {
+        /// The first of so many steps each fetch code.
+        const STEPS: usize = 4;
+        if !self.stages.iter_mut().any(|stage| stage.choose_one_launch(false)) {
+            return Ok(());
+        }
+        let plan = step_of_one(self.kv_blocks());
+        let mut output = StepOutput::default();
+        let mut times = [Vec::new(), Vec::new()];
+        for (chosen, times) in [false, true].into_iter().zip(&mut times) {
+            for stage in &mut self.stages {
+                stage.choose_one_launch(chosen);
+            }
+            for _ in 0..2 {
+                self.time_steps()?;
+                for _ in 0..STEPS {
+                    self.submit(&plan, Want::Tokens)?;
+                    self.collect(&mut output)?;
+                }
+            }
+            *times = self.step_times();
+        }
+        let [apart, at_once] = times;
+        for (stage, (apart, at_once)) in self.stages.iter_mut().zip(apart.iter().zip(&at_once)) {
+            stage.choose_one_launch(at_once.computing < apart.computing);
+            stage.clock = None;
+        }
+        self.events = events(&self.stages, self.common.depth, false)?;
+        Ok(())
     }
 
     fn first(&self) -> &Stage {
@@ -278,6 +313,37 @@ fn kv_blocks<'a>(
     let rooms = stages.into_iter().map(|stage| stage.kv_blocks(common, options));
     let least = rooms.reduce(|a, b| Ok(fewer(a?, b?)));
     least.unwrap_or_else(|| Err(Error::Internal("a replica without a device".into())))
+}
+
+/// A step of one decoding row, with some keys before it, all in the first block.
+fn step_of_one(blocks: KvBlocks) -> StepPlan {
+    let position = blocks.tokens / 2;
+    let windowed = blocks.window.min(1);
+    let row = LogitsRow {
+        row: 0,
+        slot: 0,
+        position,
+        sample: true,
+        draw: Draw::GREEDY,
+        score: None,
+        second_coin: None,
+    };
+    StepPlan {
+        tokens: vec![0],
+        positions: vec![position as u32],
+        chunks: vec![Chunk {
+            slot: 0,
+            first_row: 0,
+            rows: 1,
+            first_position: position,
+            full: 0..1,
+            window: 1..1 + windowed,
+        }],
+        decode_chunks: 1,
+        tables: vec![0; 1 + windowed],
+        logits: vec![row],
+        drawable: None,
+    }
 }
 
 /// The smaller number of blocks of each kind.

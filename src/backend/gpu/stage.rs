@@ -2,6 +2,7 @@
 //! them.
 
 mod graphs;
+mod one_launch;
 
 pub use graphs::bucket;
 
@@ -28,6 +29,7 @@ use crate::profile::{Profile, Roofline};
 use crate::replica::StageReport;
 use crate::scheduler::FULL_TABLES;
 use graphs::Graphs;
+use one_launch::OneLaunch;
 use std::sync::Arc;
 
 /// Rows of one sequence in a step: more would only widen the rings of windowed layers. In a group, whose memory is what
@@ -120,6 +122,7 @@ pub struct SizedStage {
     ops: GpuOps,
     capacity: Capacity,
     attention: AttentionShape,
+    one_launch: Option<OneLaunch>,
 }
 
 impl SizedStage {
@@ -151,7 +154,12 @@ impl SizedStage {
             unembedding,
         )?;
         ops.queue.timeline = profile.then(|| Timeline::new(*roofline));
+        let one_launch = match profile {
+            true => None,
+            false => OneLaunch::new(context, &ops, weights, common)?,
+        };
         Ok(Self {
+            one_launch,
             loaded,
             memory,
             ops,
@@ -207,6 +215,7 @@ impl Common {
 pub struct Stage {
     // In this order dropped: first whatever may still use memory.
     graphs: Graphs,
+    one_launch: Option<OneLaunch>,
     /// Its operations.
     pub ops: GpuOps,
     memory: StepMemory,
@@ -237,6 +246,7 @@ impl Stage {
             ops,
             capacity,
             attention,
+            one_launch,
         } = sized;
         let LoadedStage {
             context,
@@ -247,6 +257,7 @@ impl Stage {
         let kv = KvCache::new(&context, &common.config, weights.range(), common.numbers.kv, blocks)?;
         let mut stage = Self {
             graphs: Graphs::new(common.depth),
+            one_launch,
             ops,
             memory,
             activations,

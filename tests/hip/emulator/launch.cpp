@@ -27,7 +27,7 @@ struct HiddenArguments {
   u16 dimensions;
   u8 others[190];
 };
-static_assert(sizeof(HiddenArguments) == 256 && offsetof(HiddenArguments, dimensions) == 64);
+static_assert(sizeof(HiddenArguments) == HIDDEN_BYTES && offsetof(HiddenArguments, dimensions) == 64);
 
 // A launch's memory beside what the program has allocated.
 class Arguments {
@@ -148,16 +148,16 @@ using Random = std::minstd_rand;
 
 // A number of steps after which a wave gives way: in a random order a random one, which is small; so is that of blocks
 // that run at once. Else it is a barrier, the end, or enough to be suspected of waiting for ever.
-u64 turn(Random& random) {
+u64 turn(Random& random, bool several) {
   constexpr u64 SHORT = 200, LONG = 1 << 16;
   if (settings().order == Order::RANDOM) return 1 + random() % SHORT;
-  return settings().residents > 1 ? SHORT : LONG;
+  return several ? SHORT : LONG;
 }
 
 // How many turns a wave misses after this one: of blocks that run at once, in a random order, some wait for long.
-u32 pause(Random& random) {
+u32 pause(Random& random, bool several) {
   constexpr u32 SELDOM = 32, MOST = 64;
-  const bool any = settings().order == Order::RANDOM && settings().residents > 1 && random() % SELDOM == 0;
+  const bool any = settings().order == Order::RANDOM && several && random() % SELDOM == 0;
   return any ? static_cast<u32>(random() % MOST) : 0;
 }
 
@@ -219,7 +219,7 @@ struct Resident {
   std::vector<std::unique_ptr<Wave>> waves;
   std::vector<Rounds> rounds;
   std::vector<u32> pauses;  // turns that each wave still misses
-  bool runs = false;
+  bool runs = false, several = false;
 
   // A turn of each wave that can have one. Whether the block has not ended.
   bool take_turns(const Program& program, Random& random) {
@@ -231,8 +231,8 @@ struct Resident {
       if (pauses[number]) {
         pauses[number]--;
       } else if (!w.ended && !w.at_barrier) {
-        take_turn(w, program, turn(random));
-        pauses[number] = pause(random);
+        take_turn(w, program, turn(random, several));
+        pauses[number] = pause(random, several);
         if (!w.ended && !w.at_barrier) rounds[number].look(w);
       }
       some_run |= !w.ended && !w.at_barrier;
@@ -292,11 +292,12 @@ void run(const Launch& launch, Memory& memory, const std::vector<int>& peers) {
   // Not on the stack, which may be memory of a kernel as a whole.
   const auto arguments = std::make_unique<const Arguments>(launch, memory);
   const u32 count = (launch.threads + LANES - 1) / LANES;
-  const u32 at_once = std::min(settings().residents, launch.blocks);
+  const u32 at_once = launch.together ? launch.blocks : std::min(settings().residents, launch.blocks);
   Caches caches(program.target == "gfx90a" ? 1 : 8, at_once);
   Device device;
   device.residents.resize(at_once);
   for (Resident& resident : device.residents) {
+    resident.several = at_once > 1;
     resident.rounds.resize(count);
     resident.pauses.resize(count);
     resident.waves.resize(count);

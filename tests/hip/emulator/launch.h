@@ -16,11 +16,14 @@
 
 namespace emulator {
 
+constexpr u32 HIDDEN_BYTES = 256;  // of arguments behind those that are written down
+
 struct Launch {
   Kernel* kernel = nullptr;
   int device = 0;
   u32 blocks = 0, threads = 0, dynamic_lds = 0;
   std::vector<u8> arguments;
+  bool together = false;  // all blocks at once
 };
 
 // Throws a Fault, which says where it was.

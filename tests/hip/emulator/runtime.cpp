@@ -25,6 +25,7 @@ struct Stream {
 
 struct Event {
   std::chrono::steady_clock::time_point at;
+  u64 launches = 0;  // so far
 };
 
 struct Allocation {
@@ -41,6 +42,7 @@ struct Runtime {
   std::map<int, std::vector<int>> reach;     // devices whose memory a device's kernels may touch
   std::map<std::string, Program*> programs;  // by content; the devices share them
   int captures = 0;                          // so far
+  u64 launches = 0;                          // so far
   bool lost = false;                         // a kernel had a fault
 };
 
@@ -64,6 +66,7 @@ void fail(const std::string& what) {
 
 int perform(const Launch& launch) {
   if (runtime().lost) return LAUNCH_FAILED;
+  runtime().launches++;
   try {
     run(launch, runtime().memory, reach_of(launch.device));
     return SUCCESS;
@@ -255,12 +258,15 @@ HIP hipEventDestroy(Event* event) {
 HIP hipEventRecord(Event* event, Stream* stream) {
   if (!event || !stream) return INVALID_VALUE;
   event->at = std::chrono::steady_clock::now();
+  event->launches = runtime().launches;
   return SUCCESS;
 }
 HIP hipEventSynchronize(Event* event) { return event ? SUCCESS : INVALID_VALUE; }
 HIP hipEventElapsedTime(float* ms, Event* from, Event* to) {
   if (!from || !to) return INVALID_VALUE;
-  *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
+  constexpr float LAUNCH_MS = 0.005f;
+  if (settings().together) *ms = LAUNCH_MS * static_cast<float>(to->launches - from->launches);
+  else *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
   return SUCCESS;
 }
 
@@ -315,6 +321,32 @@ HIP hipModuleLaunchKernel(Kernel* function, unsigned x, unsigned y, unsigned z, 
   }
   if (stream->launches != settings().drop) stream->captured->launches.push_back(std::move(launch));
   return SUCCESS;
+}
+
+HIP hipDeviceGetAttribute(int* value, int attribute, int device) {
+  constexpr int COOPERATIVE_LAUNCH = 10;
+  if (!value || attribute != COOPERATIVE_LAUNCH || !is_device(device)) return INVALID_VALUE;
+  *value = settings().together;
+  return SUCCESS;
+}
+HIP hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel* function, int threads, size_t lds) {
+  if (!blocks || !function || threads <= 0 || lds) return INVALID_VALUE;
+  *blocks = 1;
+  return SUCCESS;
+}
+// One argument, a struct.
+HIP hipModuleLaunchCooperativeKernel(Kernel* function, unsigned x, unsigned y, unsigned z, unsigned block_x,
+                                     unsigned block_y, unsigned block_z, unsigned dynamic_lds, Stream* stream,
+                                     void** params) {
+  if (!settings().together || !function || !x || y != 1 || z != 1 || !block_x || block_y != 1 || block_z != 1 ||
+      dynamic_lds || !params) {
+    return INVALID_VALUE;
+  }
+  const auto* arguments = static_cast<const u8*>(params[0]);
+  const u32 bytes = function->arguments > HIDDEN_BYTES ? function->arguments - HIDDEN_BYTES : function->arguments;
+  const std::lock_guard lock(runtime().mutex);
+  if (stream->invalidated || stream->captured) return INVALIDATED;
+  return perform({function, current, x, block_x, 0, {arguments, arguments + bytes}, true});
 }
 
 HIP hipStreamBeginCapture(Stream* stream, int mode) {

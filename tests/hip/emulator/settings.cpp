@@ -27,6 +27,7 @@ Settings read() {
   made.seed = std::strtoull(order.c_str(), nullptr, 0);
   made.caches = number("HIP_EMULATOR_CACHES", 0) != 0;
   made.residents = static_cast<u32>(std::max(1, number("HIP_EMULATOR_RESIDENT", 1)));
+  made.together = number("HIP_EMULATOR_TOGETHER", 0) != 0;
   made.objdump = text("HIP_EMULATOR_OBJDUMP", "llvm-objdump-22");
   made.report = text("HIP_EMULATOR_REPORT", "");
   made.version = number("HIP_EMULATOR_VERSION", 60'200'000);

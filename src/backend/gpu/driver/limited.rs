@@ -112,6 +112,7 @@ impl Driver for Limited {
         load_module(image: &[u8]) -> Result<ModuleHandle>;
         free_module(module: ModuleHandle) -> Result<()>;
         function(module: ModuleHandle, name: &str, shared_bytes: u32) -> Result<FunctionHandle>;
+        blocks_together(function: FunctionHandle, threads: u32, shared_bytes: u32) -> Result<usize>;
         begin_capture(stream: StreamHandle) -> Result<()>;
         end_capture(stream: StreamHandle) -> Result<Captured>;
         free_graph(graph: GraphHandle) -> Result<()>;
@@ -125,6 +126,7 @@ impl Driver for Limited {
         copy_from_peer(to: DevicePtr, peer: &dyn Driver, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()>;
         fill(to: DevicePtr, byte: u8, bytes: usize, stream: StreamHandle) -> Result<()>;
         launch(launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()>;
+        launch_together(launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()>;
         launch_graph(graph: GraphHandle, stream: StreamHandle) -> Result<()>;
     }
 }

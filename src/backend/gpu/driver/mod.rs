@@ -16,7 +16,7 @@ mod vendor;
 
 #[cfg(all(test, any(feature = "cuda", feature = "hip")))]
 use crate::error::GpuFault;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 use std::time::Duration;
 
@@ -240,6 +240,22 @@ pub trait Driver: Send + Sync {
     /// # Safety
     /// See the trait.
     unsafe fn launch(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()>;
+    /// How many blocks of this kernel a multiprocessor runs at once; 0 where none may wait for another.
+    fn blocks_together(&self, _function: FunctionHandle, _threads: u32, _shared_bytes: u32) -> Result<usize> {
+        Ok(0)
+    }
+    /// Queues a kernel whose blocks all run at once, so that one may wait for another. There are no more of them than
+    /// [`Driver::blocks_together`] says.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn launch_together(&self, launch: &KernelLaunch<'_>, _stream: StreamHandle) -> Result<()> {
+        Err(Error::Internal(format!(
+            "{} has no launch of {} blocks that wait for each other",
+            self.device().runtime,
+            launch.grid
+        )))
+    }
 
     /// Begins to capture the stream: its work is recorded in a graph and not executed.
     fn begin_capture(&self, stream: StreamHandle) -> Result<()>;

@@ -60,6 +60,18 @@ pub trait Vendor: Send + Sync {
     /// # Safety
     /// See the trait.
     unsafe fn queue(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()>;
+    /// See [`Driver::blocks_together`].
+    fn together(&self, _function: FunctionHandle, _threads: u32, _shared_bytes: u32) -> Result<usize> {
+        Ok(0)
+    }
+    /// See [`Driver::launch_together`].
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn queue_together(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()> {
+        let _ = stream;
+        Err(Error::Internal(format!("{} blocks that wait for each other", launch.grid)))
+    }
     /// Makes a graph that can be launched of a captured one.
     fn instantiate(&self, graph: <Self::Types as Types>::Graph, stream: StreamHandle) -> Result<GraphHandle>;
 
@@ -404,6 +416,17 @@ impl<V: Vendor> Driver for V {
         self.enter()?;
         // SAFETY: as the caller guarantees.
         unsafe { self.queue(launch, stream) }
+    }
+
+    fn blocks_together(&self, function: FunctionHandle, threads: u32, shared_bytes: u32) -> Result<usize> {
+        self.enter()?;
+        self.together(function, threads, shared_bytes)
+    }
+
+    unsafe fn launch_together(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: as the caller guarantees.
+        unsafe { self.queue_together(launch, stream) }
     }
 
     fn begin_capture(&self, stream: StreamHandle) -> Result<()> {

@@ -5,6 +5,7 @@ use crate::backend::gpu::context::Context;
 use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::profile::Timeline;
 use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::profile::{Cost, Operation};
 use std::sync::Arc;
 
@@ -15,6 +16,16 @@ pub struct Queue {
     fetching: bool,
     /// Measures instead of only queueing, if asked to.
     pub timeline: Option<Timeline>,
+    /// Where kernels go instead while a list of them is made.
+    listed: Option<Vec<Listed>>,
+}
+
+/// A kernel that would have been queued.
+pub struct Listed {
+    /// The kernel.
+    pub launch: Launch,
+    /// The bytes of its argument struct.
+    pub args: Vec<u8>,
 }
 
 impl Queue {
@@ -24,11 +35,33 @@ impl Queue {
             context: context.clone(),
             fetching: false,
             timeline: None,
+            listed: None,
         }
+    }
+
+    /// From now on kernels are listed and not queued.
+    pub(super) fn begin_list(&mut self) {
+        self.listed = Some(Vec::new());
+    }
+
+    /// The kernels listed; further ones are queued.
+    pub(super) fn end_list(&mut self) -> Vec<Listed> {
+        self.listed.take().unwrap_or_default()
+    }
+
+    /// Queues a kernel whose blocks wait for each other.
+    pub(super) fn launch_together<A: bytemuck::NoUninit>(&mut self, launch: Launch, args: &A) -> Result<()> {
+        self.fetching = false;
+        // SAFETY: as in `launch`.
+        unsafe { self.context.launch_together(launch, args) }
     }
 
     /// Queues a kernel. Most read the plan before their predecessor has ended, so not while that fetches it.
     pub(super) fn launch<A: bytemuck::NoUninit>(&mut self, launch: Launch, args: &A) -> Result<()> {
+        if let Some(listed) = &mut self.listed {
+            let args = memory::collect(bytemuck::bytes_of(args).iter().copied(), Purpose::Step)?;
+            return memory::push(listed, Listed { launch, args }, Purpose::Step);
+        }
         let fetching = std::mem::replace(&mut self.fetching, launch.kernel.op == Op::Upload);
         let apart = fetching && !launch.kernel.plan_after_predecessor;
         let launch = if apart { launch.apart() } else { launch };

@@ -221,6 +221,9 @@ impl Stage {
         if self.ops.queue.timeline.is_some() {
             return self.run(plan, shape, want, logits);
         }
+        if self.launch_at_once(plan, shape, want, logits)? {
+            return Ok(());
+        }
         let of = (shape, if shape.logits { turn } else { 0 });
         if !self.graphs.by_shape.contains_key(&of) && self.graphs.may_capture() {
             if self.has_room()? {

@@ -15,6 +15,7 @@ use std::mem::offset_of;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+pub use hiprt::hipDeviceAttribute_t::hipDeviceAttributeCooperativeLaunch as COOPERATIVE_LAUNCH;
 pub use hiprt::{hipFunction_t as Function, hipGraph_t as Graph, hipGraphExec_t as GraphExec, hipStream_t as Stream};
 
 const RUNTIME: &str = Hip::RUNTIME;
@@ -144,6 +145,8 @@ api! {
     copy_peer = hipMemcpyPeerAsync(*mut c_void, c_int, *const c_void, c_int, usize, Stream);
     launch = hipModuleLaunchKernel(
         Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void);
+    attribute = hipDeviceGetAttribute(*mut c_int, hiprt::hipDeviceAttribute_t, c_int);
+    occupancy = hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, Function, c_int, usize);
     instantiate_graph = hipGraphInstantiate(*mut GraphExec, Graph, *mut hiprt::hipGraphNode_t, *mut c_char, usize);
 }
 
@@ -213,7 +216,27 @@ impl Api {
     }
 }
 
+/// `hipModuleLaunchCooperativeKernel`, which takes arguments by their addresses alone.
+pub type LaunchTogether = unsafe extern "C" fn(
+    Function,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    Stream,
+    *mut *mut c_void,
+) -> Code;
+
 impl Api {
+    /// What launches blocks that wait for each other, if this runtime has it.
+    pub fn launch_together(&self) -> Option<LaunchTogether> {
+        // SAFETY: the type is that of hip_runtime_api.h for this symbol in all ROCms that have it.
+        unsafe { symbol(RUNTIME, &self._library, "hipModuleLaunchCooperativeKernel") }.ok()
+    }
+
     /// A device's PCI address. Asked for by name, since only ranks that share devices need it.
     pub fn pci_address(&self, device: c_int) -> Result<(Code, String)> {
         type GetAddress = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> Code;

@@ -1,0 +1,204 @@
+//! Steps of few decoding rows whose layers are one launch (`kernels/cdna/one_launch.h`), where the device has such
+//! launches and is faster so.
+
+use super::super::args::{KV_PAGE, LayerCommand, OneLaunchArgs};
+use super::super::catalogue::Kernel;
+use super::super::context::Context;
+use super::super::launch::Launch;
+use super::super::layout::TypedPtr;
+use super::super::logits::LogitsAt;
+use super::super::memory::DeviceBuffer;
+use super::super::ops::{GpuOps, handed_bytes};
+use super::super::shapes::StepShape;
+use super::super::weights::GpuWeights;
+use super::{Common, Stage};
+use crate::batch::{StepPlan, Want};
+use crate::error::Result;
+use crate::memory::{Purpose, lacking};
+use crate::model::{enter, forward_layers, leave};
+use std::collections::HashMap;
+
+/// A byte of memory that nothing has been handed on through.
+const WIPED: u8 = 0xff;
+
+/// See the module.
+pub struct OneLaunch {
+    /// Whether steps are launched so.
+    chosen: bool,
+    launch: Launch,
+    /// Memory that values are handed on through: a step uses one and wipes the other.
+    memory: [DeviceBuffer; 2],
+    /// The bytes of each that the step which used it last may have written.
+    used: [usize; 2],
+    /// The one that the next step uses.
+    next: usize,
+    /// The commands of a shape's rows and items of attention, for each memory; `None`: it has others.
+    lists: HashMap<(usize, usize), Option<[DeviceBuffer<LayerCommand>; 2]>>,
+}
+
+impl OneLaunch {
+    /// If the device has it for this model.
+    pub fn new(context: &Context, ops: &GpuOps, weights: &GpuWeights, common: &Common) -> Result<Option<Self>> {
+        let experts = weights.layers.first().and_then(|layer| layer.mlp1.form.packed());
+        let Some(kernel) = ops.one_launch(experts) else {
+            return Ok(None);
+        };
+        let blocks = context.blocks_together(kernel)?;
+        let rows = most_rows(kernel);
+        if blocks < rows {
+            return Ok(None);
+        }
+        let bytes = handed_bytes(&common.config, weights.layers.len(), rows);
+        let wiped = || -> Result<DeviceBuffer> {
+            let buffer = DeviceBuffer::new(&context.driver, bytes)?;
+            // SAFETY: the range is the whole buffer, which lives until the stream has been waited for.
+            unsafe { context.driver.fill(buffer.at(), WIPED, bytes, context.stream.handle) }?;
+            context.stream.synchronize()?;
+            Ok(buffer)
+        };
+        Ok(Some(Self {
+            chosen: false,
+            launch: Launch::new(kernel, blocks),
+            memory: [wiped()?, wiped()?],
+            used: [0; 2],
+            next: 0,
+            lists: HashMap::new(),
+        }))
+    }
+
+    /// Whether a step is one of few decoding rows, each of which writes a page that no other reads.
+    fn takes(&self, plan: &StepPlan, shape: &StepShape) -> bool {
+        let few = shape.prefill_tiles == 0 && shape.decode_items > 0 && self.launch.kernel.holds(shape.rows);
+        self.chosen && few && !newest_is_shared(plan)
+    }
+
+    /// What the next step is launched with, whose commands lie in these lists.
+    fn args(&mut self, lists: &[TypedPtr<LayerCommand>; 2], count: usize, bytes: usize) -> OneLaunchArgs {
+        const PIECE: usize = 16;
+        let (this, other) = (self.next, 1 - self.next);
+        let pieces = std::mem::replace(&mut self.used[other], 0) / PIECE;
+        self.used[this] = bytes;
+        self.next = other;
+        OneLaunchArgs {
+            commands: lists[this],
+            wiped: self.memory[other].values(),
+            count: count as i32,
+            pieces: pieces as i32,
+            share: pieces.div_ceil(count) as i32,
+            reserved: 0,
+        }
+    }
+}
+
+fn most_rows(kernel: &Kernel) -> usize {
+    kernel.most_rows.unwrap_or(1)
+}
+
+/// Whether the page that a row writes is another's, too: attention takes only a row's own newest key from the step.
+fn newest_is_shared(plan: &StepPlan) -> bool {
+    let page_of = |chunk: &crate::batch::Chunk| {
+        let table = plan.tables.get(chunk.full.clone())?;
+        table.get(chunk.first_position / KV_PAGE).copied()
+    };
+    plan.chunks.iter().enumerate().any(|(i, chunk)| {
+        let Some(newest) = page_of(chunk) else {
+            return true;
+        };
+        let mut others = plan.chunks.iter().enumerate().filter(|(j, _)| *j != i);
+        others.any(|(_, other)| plan.tables[other.full.clone()].contains(&newest))
+    })
+}
+
+impl Stage {
+    /// From now on steps of few decoding rows are launched so, or not. Whether they can be.
+    pub fn choose_one_launch(&mut self, chosen: bool) -> bool {
+        self.one_launch.as_mut().is_some_and(|one| {
+            one.chosen = chosen;
+            true
+        })
+    }
+
+    /// Queues a step whose layers are one launch. Whether it has been done.
+    pub(super) fn launch_at_once(
+        &mut self,
+        plan: &StepPlan,
+        shape: StepShape,
+        want: Want,
+        logits: LogitsAt,
+    ) -> Result<bool> {
+        let Some(mut one) = self.one_launch.take_if(|one| one.takes(plan, &shape)) else {
+            return Ok(false);
+        };
+        let queued = self.queue_at_once(&mut one, plan, shape, want, logits);
+        self.one_launch = Some(one);
+        queued
+    }
+
+    fn queue_at_once(
+        &mut self,
+        one: &mut OneLaunch,
+        plan: &StepPlan,
+        shape: StepShape,
+        want: Want,
+        logits: LogitsAt,
+    ) -> Result<bool> {
+        let of = (shape.rows, shape.decode_items);
+        if !one.lists.contains_key(&of) {
+            let lists = self.lists(one, plan, shape, logits)?;
+            let more = one.lists.try_reserve(1);
+            more.map_err(|_| lacking::<[DeviceBuffer; 2]>(one.lists.len() + 1, Purpose::Step))?;
+            one.lists.insert(of, lists);
+        }
+        let Some(lists) = &one.lists[&of] else {
+            return Ok(false);
+        };
+        let lists = [lists[0].values(), lists[1].values()];
+        self.begin(plan, shape, logits)?;
+        let Self {
+            ops,
+            weights,
+            activations,
+            ..
+        } = self;
+        let stage = weights.whole();
+        let x = enter(ops, &stage, plan, &mut activations.x)?;
+        let layers = stage.layers.len();
+        let bytes = handed_bytes(ops.config(), layers, shape.rows);
+        let args = one.args(&lists, layers * GpuOps::COMMANDS, bytes);
+        let x = ops.layers_at_once(x, one.launch, &args)?;
+        leave(ops, &stage, plan, x, &mut activations.scratch, want)?;
+        Ok(true)
+    }
+
+    /// The commands of a shape, for each memory.
+    fn lists(
+        &mut self,
+        one: &OneLaunch,
+        plan: &StepPlan,
+        shape: StepShape,
+        logits: LogitsAt,
+    ) -> Result<Option<[DeviceBuffer<LayerCommand>; 2]>> {
+        self.ops.begin(shape, plan, logits);
+        let Self {
+            ops,
+            weights,
+            activations,
+            kv,
+            context,
+            ..
+        } = self;
+        let stage = weights.whole();
+        let mut list = |at| -> Result<Option<DeviceBuffer<LayerCommand>>> {
+            let commands = ops.commands(at, |ops| {
+                use crate::ops::Ops;
+                let x = ops.resume(plan, &mut activations.x)?;
+                forward_layers(ops, &stage, plan, x, &mut activations.scratch, kv).map(drop)
+            })?;
+            commands
+                .map(|commands| DeviceBuffer::of(&context.stream, &commands))
+                .transpose()
+        };
+        let [first, second] = [&one.memory[0], &one.memory[1]].map(|memory| list(memory.at()));
+        Ok(first?.zip(second?).map(|(first, second)| [first, second]))
+    }
+}
