@@ -1,18 +1,18 @@
-// rmsnorm of norm.h with the experts' outputs, for few rows, in `fast`. A row takes as long as its chain of loads there,
-// so all that does not depend on the row's slots is loaded at once, and then all outputs. Where kernels overlap, all but
-// the outputs is in registers before the predecessor ends: kernels before the experts' products have written it. The
-// bits are those of norm.h.
+// rmsnorm of norm.h with the experts' outputs, for few rows, in `fast`. A row takes as long as its chain of loads
+// there, so all that does not depend on the row's slots is loaded at once, and then all outputs. Where kernels overlap,
+// all but the outputs is in registers before the predecessor ends: kernels before the experts' products have written
+// it. The bits are those of norm.h.
 //
-// hidden is at most NORM_THREADS * 8 and a multiple of 8, and a row has at most NORM_FEW_MOST_EXPERTS_PER_TOKEN experts.
+// hidden is at most NORM_THREADS * 8 and a multiple of 8, a row has at most NORM_FEW_MOST_EXPERTS_PER_TOKEN experts.
 // `select`, `t32` and `exact` are not served, there is one term, and y is FP16. A block has as many threads or more.
 #pragma once
 #include "norm.h"
 
 static_assert(NORM_THREADS * 8 == NORM_FEW_MOST_HIDDEN, "a piece a thread");
 
-// Row `row` of x with the experts' outputs, which becomes that of `sums`, and its norm. Within one launch `k` is 0 where
-// there are no outputs, `sums` may be NULL, and `select` is -1 where x is of the launch before. Calls use(k, t) with each piece of the norm,
-// also with the zeros after the row's end. `scratch` has a float for each wave.
+// Row `row` of x with the experts' outputs, which becomes that of `sums`, and its norm. Within one launch `k` is 0
+// where there are no outputs, `sums` may be NULL, and `select` is -1 where x is of the launch before. Calls use(k, t)
+// with each piece of the norm, also with the zeros after the row's end. `scratch` has a float for each wave.
 template <class Use> DEV void norm_few(const NormArgs& a, int row, float* sums, float* scratch, Use use) {
   constexpr int EXPERTS = NORM_FEW_MOST_EXPERTS_PER_TOKEN;
   const int k = TID * 8;
@@ -35,7 +35,8 @@ template <class Use> DEV void norm_few(const NormArgs& a, int row, float* sums, 
   after_predecessor();
   if (row >= rows) return;
   if (exists) {
-    u32x4 packed[EXPERTS] = {};
+    u32x4 packed[EXPERTS];
+    if (WITHIN_LAUNCH) UNROLL for (int i = 0; i < EXPERTS; i++) packed[i] = u32x4{};   // else they live from row to row
     bool all;
     do {
       UNROLL for (int i = 0; i < EXPERTS; i++)

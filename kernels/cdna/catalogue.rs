@@ -1,8 +1,8 @@
 //! CDNA's kernels: AMD's gfx9 with MFMA, and the CPU that emulates one.
 
 use super::{
-    Cut, Dimension, Elements, FLUSHING_TERM_SHIFT, Kernel, Limit, MATRIX_HEADS, Op, PackedFormat, Parameters, Platform,
-    NORM_THREADS, SHARED, Table, Tile, Toolchain, card, kernels_of, shared, with, with_tiles,
+    Cut, Dimension, Elements, FLUSHING_TERM_SHIFT, Kernel, Limit, MATRIX_HEADS, NORM_THREADS, Op, PackedFormat,
+    Parameters, Platform, SHARED, Table, Tile, Toolchain, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};

@@ -1,5 +1,5 @@
-// The matrix products on CDNA: find the work (work.h, picks.h), multiply (streamed.h, tile.h), epilogue (finish.h). Sums
-// are in the same order in every tile, so a token's result depends neither on the tile nor on the other tokens.
+// The matrix products on CDNA: find the work (work.h, picks.h), multiply (streamed.h, tile.h), epilogue (finish.h).
+// Sums are in the same order in every tile, so a token's result depends neither on the tile nor on the other tokens.
 #pragma once
 #include "streamed.h"
 #include "tile.h"

@@ -2,9 +2,9 @@
 // launches, seven a layer, and here it has none of them.
 //
 // Commands. Each block runs the same list of commands (LayerCommand), one for each kernel that a layer has otherwise,
-//           and calls the functions of that kernel for its share of the kernel's blocks: blocks of one or four waves are
-//           spread over the launch's blocks first, and then over their waves. So all sums, and their bits, are those of
-//           the separate kernels.
+//           and calls the functions of that kernel for its share of the kernel's blocks: these, of one or four waves,
+//           are spread over the launch's blocks first, and then over their waves. So all sums, and their bits, are
+//           those of the separate kernels.
 // Values    cross blocks without a barrier: handed_on.h says how. Each has memory of its own within the step, which is
 //           written once, so no word is wiped while it may be polled: there are two such memories, and a launch uses
 //           one and wipes the other. x is not updated in place: norm and attn_out read a row and write another.

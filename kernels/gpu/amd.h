@@ -17,8 +17,8 @@
 extern __attribute__((shared)) __attribute__((aligned(1024))) unsigned char getp_dynamic_shared[];
 #define DYNAMIC_SHARED getp_dynamic_shared
 #ifdef ONE_LAUNCH
-// Computed anew wherever it is used: else all that depends on it alone moves out of the loop over commands, and does not
-// fit the registers.
+// Computed anew wherever they are used: else all that depends on them alone moves out of the loop over commands, and
+// does not fit the registers.
 DEV int thread_now() {
   int thread = __builtin_amdgcn_workitem_id_x();
   asm volatile("" : "+v"(thread));

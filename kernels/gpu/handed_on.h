@@ -1,7 +1,7 @@
-// Values that kernels hand on to the kernels after them. Where each kernel is a launch of its own, these are plain loads
-// and stores. Within one launch (ONE_LAUNCH, see cdna/one_launch.h) blocks hand them on to blocks that run meanwhile: a
-// word of memory is NOT_YET until it is written, once, and who takes it polls. Both reach the whole device, past caches
-// that do not see each other.
+// Values that kernels hand on to the kernels after them. Where each kernel is a launch of its own, these are plain
+// loads and stores. Within one launch (ONE_LAUNCH, see cdna/one_launch.h) blocks hand them on to blocks that run
+// meanwhile: a word of memory is NOT_YET until it is written, once, and who takes it polls. Both reach the whole
+// device, past caches that do not see each other.
 //
 // No value is NOT_YET: as float32 it is one of the NaNs, as two 16-bit numbers it is two, which become others. Numbers
 // that are handed on are not negative.

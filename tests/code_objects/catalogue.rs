@@ -166,6 +166,12 @@ fn norms(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen
                 note(chosen, found.launch);
             }
         }
+        for experts in [PackedFormat::Mxfp4, PackedFormat::W16] {
+            if let Some(kernel) = target.one_launch(config, &numbers, Some(experts)) {
+                kernel.takes(config).unwrap();
+                note(chosen, Launch::new(kernel, target.multiprocessors));
+            }
+        }
     }
 }
 

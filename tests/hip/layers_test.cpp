@@ -1,6 +1,6 @@
 // Runs a step's layers as one launch and as launches of the separate kernels, several steps that follow each other, and
-// compares rows and caches to the bit. Weights are random bytes: both read the same. Prints "the same", what differs, or
-// the fault.
+// compares rows and caches to the bit. Weights are random bytes: both read the same. Prints "the same", what differs,
+// or the fault.
 //
 // layers_test TARGET ROWS BLOCKS OBJECTS...: rows of each step, blocks of the launch.
 #include <cstdio>
@@ -54,7 +54,9 @@ u8* halves(size_t count, float most) {
 constexpr int slabs(int columns) { return (columns + SLAB - 1) / SLAB; }
 constexpr int row_blocks(int rows) { return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS; }
 
-u8* matrix(int rows, int columns) { return halves(size_t{1} * row_blocks(rows) * BLOCK_ROWS * slabs(columns) * SLAB, 0.1f); }
+u8* matrix(int rows, int columns) {
+  return halves(size_t{1} * row_blocks(rows) * BLOCK_ROWS * slabs(columns) * SLAB, 0.1f);
+}
 // Slabs of codes and scales. The high byte of a power of two as FP16, which scales are but on gfx950, or its exponent.
 u8* experts(int rows, int columns, bool exponents) {
   const size_t count = size_t{EXPERTS} * row_blocks(rows) * slabs(columns), slab = BLOCK_ROWS * MXFP4_SLAB_BYTES;
@@ -112,12 +114,12 @@ struct Model {
 };
 
 Step step_of(const Plan& p) {
-  return {p.header, p.tokens, p.positions, p.row_chunk, p.chunks, p.tables, nullptr, p.full, p.window, nullptr,
-          p.last_tokens};
+  return {p.header, p.tokens, p.positions, p.row_chunk, p.chunks,     p.tables,
+          nullptr,  p.full,   p.window,    nullptr,     p.last_tokens};
 }
 
-GemmArgs product(const u8* weights, const float* bias, const u16* input, int in_rows, const int* rows, int groups, int n,
-                 int columns) {
+GemmArgs product(const u8* weights, const float* bias, const u16* input, int in_rows, const int* rows, int groups,
+                 int n, int columns) {
   GemmArgs a{};
   a.weights = weights, a.bias = bias, a.input = input, a.rows = rows;
   a.groups = groups, a.n = n, a.k_blocks = slabs(columns), a.row_blocks = row_blocks(n), a.in_rows = in_rows;
@@ -149,7 +151,8 @@ std::vector<Launched> launches(const Model& m, int layer, const Values& v, const
   all.push_back(launched("qkv_store_w16_f16x1_n16", COMMAND_QKV, 64, row_blocks(QKV), qkv));
 
   AttentionArgs attention{};
-  attention.step = step, attention.q = v.q, attention.kv = cache, attention.sinks = w.sinks, attention.out = v.attention;
+  attention.step = step, attention.q = v.q, attention.kv = cache, attention.sinks = w.sinks,
+  attention.out = v.attention;
   attention.partials = m.partials, attention.arrived = m.arrived, attention.page_bytes = PAGE_BYTES;
   attention.head_bytes = HEAD_BYTES, attention.head_dim = HEAD, attention.heads = HEADS, attention.kv_heads = KV_HEADS;
   attention.windowed = w.windowed, attention.window = WINDOW, attention.out_rows = v.rows, attention.terms = 1;
@@ -232,7 +235,8 @@ int write_plan(Plan& p, int rows, int step) {
     p.chunks[r] = {r, 1, position, r, r * PAGES, MOST_ROWS * PAGES + r * RING, RING, 0};
     const int units = position / ATTENTION_UNIT + 1, run = r % 2 ? 1 : ATTENTION_GROUP;
     const int parts = (units + run - 1) / run;
-    if (parts == 1) p.full[full++] = {r, 0, position + 1, 1, 0, 0, -1, 0};
+    if (parts == 1)
+      p.full[full++] = {r, 0, position + 1, 1, 0, 0, -1, 0};
     else
       for (int part = 0; part < parts; part++) {
         const int from = part * run * ATTENTION_UNIT, to = std::min((part + 1) * run * ATTENTION_UNIT, position + 1);
@@ -277,9 +281,15 @@ void test(const std::string& target, int most_rows, int blocks) {
   m.cos = floats(POSITIONS * HEAD / 2, 1), m.sin = floats(POSITIONS * HEAD / 2, 1);
   m.partials = on_device<float>(size_t{64} * KV_HEADS * PARTIAL_FLOATS), m.arrived = zeros<int>(MOST_ROWS * KV_HEADS);
   Plan& p = m.plan;
-  p = {zeros<StepHeader>(1), zeros<int>(MOST_ROWS), zeros<int>(MOST_ROWS), zeros<int>(MOST_ROWS),
-       zeros<int>(MOST_ROWS * (PAGES + RING)), zeros<int>(MOST_ROWS), zeros<ChunkInfo>(MOST_ROWS),
-       zeros<AttentionItem>(64), zeros<AttentionItem>(64)};
+  p = {zeros<StepHeader>(1),
+       zeros<int>(MOST_ROWS),
+       zeros<int>(MOST_ROWS),
+       zeros<int>(MOST_ROWS),
+       zeros<int>(MOST_ROWS * (PAGES + RING)),
+       zeros<int>(MOST_ROWS),
+       zeros<ChunkInfo>(MOST_ROWS),
+       zeros<AttentionItem>(64),
+       zeros<AttentionItem>(64)};
   for (int i = 0; i < MOST_ROWS * (PAGES + RING); i++) p.tables[i] = (i * 7) % (MOST_ROWS * (PAGES + RING));
   constexpr size_t CACHE = size_t{MOST_ROWS} * (PAGES + RING) * PAGE_BYTES;
   std::vector<u8*> caches[2];
@@ -341,7 +351,8 @@ void test(const std::string& target, int most_rows, int blocks) {
     settle(m, values.back(), bucket);
     const size_t bytes = static_cast<size_t>(rows) * HIDDEN * 4;
     if (!same<u32>("rows", all.out, values.back().out, bytes)) return;
-    for (size_t i = 0; i < LAYERS; i++) if (!same<u16>("cache", caches[0][i], caches[1][i], CACHE)) return;
+    for (size_t i = 0; i < LAYERS; i++)
+      if (!same<u16>("cache", caches[0][i], caches[1][i], CACHE)) return;
   }
   std::printf("the same\n");
 }

@@ -328,6 +328,74 @@ fn values_that_cross_blocks_in_a_wrong_way_are_found() {
     }
 }
 
+/// The files of `layers_test.cpp`'s kernels, for this target, in a folder; none if this build has not all of them.
+fn layers_objects(folder: &Path, target: &str) -> Vec<PathBuf> {
+    let wanted = [
+        "norm.hip",
+        "norm_few.hip",
+        "norm_route.hip",
+        "settle.hip",
+        "cdna/attention_decode.hip",
+        "cdna/dense.hip",
+        "cdna/mlp1.hip",
+        "cdna/mlp2.hip",
+        "cdna/one_launch.hip",
+    ];
+    let of = |object: &&CodeObject| object.family == "cdna" && object.arch == target;
+    let objects = CODE_OBJECTS
+        .iter()
+        .filter(of)
+        .filter(|object| wanted.contains(&object.file));
+    let keep = |object: &CodeObject| {
+        let path = folder.join(format!("{target}-{}.o", object.file.replace('/', "-")));
+        std::fs::write(&path, object.image).unwrap();
+        path
+    };
+    let kept: Vec<_> = objects.map(keep).collect();
+    if kept.len() == wanted.len() { kept } else { Vec::new() }
+}
+
+/// The layers' kernels in one launch leave the bits that they leave apart, whatever order blocks and waves run in and
+/// whatever caches do not see.
+#[test]
+#[cfg_attr(
+    not(getp_emulated_code_objects),
+    ignore = "this build has no code objects for AMD; make test-gpu makes one that has"
+)]
+fn layers_in_one_launch_are_those_of_separate_kernels() {
+    const BLOCKS: u32 = 8;
+    let program = made().join("layers_test");
+    make(&program, &[format!("BUILD={}", made().display())]);
+    let folder = tempfile::tempdir().unwrap();
+    let run = |target: &str, objects: &[PathBuf], rows: u32, order: &str, residents: u32| {
+        let output = Command::new(&program)
+            .args([target, &rows.to_string(), &BLOCKS.to_string()])
+            .args(objects)
+            .env("HIP_EMULATOR_ARCH", target)
+            .env("HIP_EMULATOR_CACHES", "1")
+            .env("HIP_EMULATOR_RESIDENT", residents.to_string())
+            .env("HIP_EMULATOR_ORDER", order)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{target}, order {order}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for target in ["gfx90a", "gfx942", "gfx950"] {
+        let objects = layers_objects(folder.path(), target);
+        if objects.is_empty() {
+            println!("GETP_HIP_ARCHS has left {target} out");
+            continue;
+        }
+        for (rows, order) in [(1, "forward"), (1, "1"), (5, "backward"), (8, "2"), (8, "3")] {
+            let said = run(target, &objects, rows, order, BLOCKS);
+            assert_eq!(said, "the same\n", "{target}, {rows} rows, order {order}");
+        }
+        // A block that is not on the device.
+        let said = run(target, &objects, 2, "4", BLOCKS - 1);
+        assert!(said.ends_with(": nothing is left but waiting\n"), "{target}: {said}");
+    }
+}
+
 #[test]
 fn nothing_links_to_the_runtime() {
     let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();

@@ -6,13 +6,13 @@ constexpr int ROWS = 4;             // of each vector a wave computes so many
 constexpr int BLOCK_THREADS = 256;  // four waves
 constexpr int BLOCKS = WIDTH / ROWS / (BLOCK_THREADS / 64);
 constexpr int BUFFERS = 3;
-constexpr unsigned NOT_YET = ~0u;  // a NaN; of values there is one NaN alone
+constexpr unsigned UNWRITTEN = ~0u;  // a NaN; of values there is one NaN alone
 constexpr unsigned NAN_BITS = 0x7fc00000;
 
 struct ChainArgs {
   const float* x;          // WIDTH
   const float* weights;    // phases x WIDTH x WIDTH
-  unsigned* buffers;       // BUFFERS x WIDTH, all NOT_YET
+  unsigned* buffers;       // BUFFERS x WIDTH, all UNWRITTEN
   unsigned* next_buffers;  // those of the next launch, which are made so
   float* y;                // WIDTH
   int phases;              // two a layer

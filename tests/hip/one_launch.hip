@@ -48,9 +48,9 @@ DEV u32x4 load(const u32* from) {
 }
 DEV void store(u32* to, u32 value) { __hip_atomic_store(to, value, __ATOMIC_RELAXED, STORE_SCOPE); }
 // Until this wave's stores are done.
-DEV void wait_for_stores() { asm volatile("s_waitcnt vmcnt(0)" : : : "memory"); }
+DEV void wait_for_own_stores() { asm volatile("s_waitcnt vmcnt(0)" : : : "memory"); }
 
-// A value's bits, which are not NOT_YET.
+// A value's bits, which are not UNWRITTEN.
 DEV u32 bits_of(float v) {
 #ifdef ANY_NAN
   return __builtin_bit_cast(u32, v);
@@ -73,7 +73,7 @@ DEV f32x4 await(const u32* vector) {
   bool all;
   do {
     words = load(vector + 4 * LANE);
-    all = words[0] != NOT_YET && words[1] != NOT_YET && words[2] != NOT_YET && words[3] != NOT_YET;
+    all = words[0] != UNWRITTEN && words[1] != UNWRITTEN && words[2] != UNWRITTEN && words[3] != UNWRITTEN;
   } while (!all);
   return __builtin_bit_cast(f32x4, words);
 }
@@ -88,13 +88,13 @@ KERNEL(chain, ChainArgs, BLOCK_THREADS, 1, 1) {
   // The wave's own values; the first lanes have one each.
   const int first = (BID * (BLOCK_THREADS / WAVE) + TID / WAVE) * ROWS, own = first + LANE;
   const bool owns = LANE < ROWS;
-  for (int i = 0; owns && i < BUFFERS; i++) a.next_buffers[i * WIDTH + own] = NOT_YET;
+  for (int i = 0; owns && i < BUFFERS; i++) a.next_buffers[i * WIDTH + own] = UNWRITTEN;
   float residual = owns ? a.x[own] : 0;
   f32x4 x = *(const f32x4*)(a.x + 4 * LANE);
   for (int phase = 0; phase < a.phases; phase++) {
     if (phase > 0) x = await(buffer(a, phase - 1));
 #if !defined(NO_WIPE) && !defined(NO_WAIT)
-    if (owns && phase > 1) store(buffer(a, phase - 2) + own, NOT_YET);
+    if (owns && phase > 1) store(buffer(a, phase - 2) + own, UNWRITTEN);
 #endif
     float v = 0;
     for (int i = 0; i < ROWS; i++) {
@@ -104,9 +104,9 @@ KERNEL(chain, ChainArgs, BLOCK_THREADS, 1, 1) {
     if (phase % 2 == 0) v = v < 0 ? v / 4 : v;
     else v = residual = residual + v;
 #ifdef NO_WAIT
-    if (owns && phase > 1) store(buffer(a, phase - 2) + own, NOT_YET);
+    if (owns && phase > 1) store(buffer(a, phase - 2) + own, UNWRITTEN);
 #else
-    wait_for_stores();
+    wait_for_own_stores();
 #endif
     if (owns && phase < a.phases - 1) store(buffer(a, phase) + own, bits_of(v));
     if (owns && phase == a.phases - 1) a.y[own] = v;

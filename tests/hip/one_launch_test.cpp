@@ -1,7 +1,7 @@
 // Runs one_launch.hip as steps that follow each other and compares the last one's values with those of a plain loop, to
 // the bit. Prints "the same", what differs, or the fault.
 //
-// one_launch_test TARGET OBJECT [nan]: nan: of the first values one is a NaN, and that which NOT_YET is.
+// one_launch_test TARGET OBJECT [nan]: nan: of the first values one is a NaN, and that which UNWRITTEN is.
 #include "one_launch.h"
 
 #include <cstdio>
@@ -53,7 +53,7 @@ Vector step(const Vector& x, const Vector& weights) {
   return before;
 }
 
-// Memory of the device, poisoned as it comes: NOT_YET.
+// Memory of the device, poisoned as it comes: UNWRITTEN.
 template <class T>
 T* on_device(Memory& memory, size_t count) {
   auto* at = static_cast<T*>(take_pages(sizeof(T) * count));
@@ -68,7 +68,7 @@ float* copy(Memory& memory, const Vector& from) {
 
 std::string outcome(Program& program, bool nan) {
   Vector x = randoms(WIDTH, 1);
-  if (nan) x[5] = bit_cast<float>(NOT_YET);
+  if (nan) x[5] = bit_cast<float>(UNWRITTEN);
   const Vector weights = randoms(size_t{PHASES} * WIDTH * WIDTH, 0.1f);
   Memory memory;
   memory.add({reinterpret_cast<u64>(program.image), program.bytes, ANY_DEVICE, false});

@@ -55,6 +55,10 @@ model heads "${heads[@]}"
 # With a value in the unembedding, which follows a header of 15 words and the embedding, that FP16 has not: 2^100.
 model wide "${heads[@]}"
 printf '\0\0\200\161' | dd of="$scratch/wide.bin" bs=4 seek=$((15 + 512 * 128)) conv=notrunc status=none
+# The same, with experts in bfloat16.
+model wide_experts "${heads[@]}" --experts bf16
+model experts "${heads[@]}" --experts bf16
+printf '\0\0\200\161' | dd of="$scratch/wide_experts.bin" bs=4 seek=$((15 + 512 * 128)) conv=notrunc status=none
 # With matrices in float32, which only the plain kernels take, and tokens that are drawn.
 model drawn --dense f32 --window 8 --seq-len 256
 ln -s "$BUILD/tiny.bin" "$scratch/tiny.bin"
@@ -92,6 +96,23 @@ on_amd() {
         in_order "$order" answers "$model" "$out"
     [[ $precision != exact ]] || same "$target, $model: the CPU's answers" "$scratch/$model" "$out"
 }
+# one_launch_on_amd "TARGET MODEL ORDER": where a step's layers are one launch, the answers are those of the kernels
+# apart. The device has few compute units, which all take turns.
+one_launch_on_amd() {
+    local target model order
+    read -r target model order <<<"$1"
+    local out=$scratch/one-launch-${1// /-}
+    one_launch() {
+        HIP_EMULATOR_ARCH=$target HIP_EMULATOR_UNITS=8 HIP_EMULATOR_TOGETHER=$1 ROCM_PATH=$emulator GETP_DEVICE=hip \
+            HIP_EMULATOR_REPORT=$scratch/ran-$target-$BASHPID-$1 GETP_PRECISION=fast GETP_LOGITS=$out.$1.logits \
+            quietly "$target, $model, layers in ${2}, order $order" in_order "$order" answers "$model" "$out.$1"
+    }
+    one_launch 0 "a launch a kernel"
+    one_launch 1 "one launch"
+    same "$target, $model: the same answers in one launch" "$out.0" "$out.1"
+    same "$target, $model: the same logits in one launch" "$out.0.logits" "$out.1.logits"
+    rm "$out".*.logits
+}
 runs=()
 for target in "${targets[@]}"; do
     for model in tiny heads; do
@@ -100,6 +121,11 @@ for target in "${targets[@]}"; do
     runs+=("$target drawn exact forward 1 1" "$target heads fast forward 1 1" "$target wide fast backward 1 1")
 done
 side_by_side on_amd "${runs[@]}"
+runs=()
+for target in "${targets[@]}"; do
+    runs+=("$target heads 3" "$target wide backward" "$target experts 5" "$target wide_experts forward")
+done
+side_by_side one_launch_on_amd "${runs[@]}"
 
 # ---- The kernels' own tests, each target in an order of its own; attention, where a block reads what others have
 # written, in a random one.

@@ -74,7 +74,9 @@ impl Context {
     /// How many blocks of a kernel the device runs at once, one a multiprocessor; 0 where none may wait for another.
     pub fn blocks_together(&self, kernel: &Kernel) -> Result<usize> {
         let (function, shared_bytes) = (self.kernels.functions[kernel.index], kernel.shared_bytes as u32);
-        let here = self.driver.blocks_together(function, kernel.threads as u32, shared_bytes)?;
+        let here = self
+            .driver
+            .blocks_together(function, kernel.threads as u32, shared_bytes)?;
         Ok(here.min(1) * self.target.multiprocessors)
     }
 

@@ -55,7 +55,7 @@ impl Kernel {
     /// many rows, does not take the model.
     pub fn has_substitute(&self) -> bool {
         let varies = !self.variant.is_empty() && matches!(self.op, Op::Norm | Op::NormRoute);
-        varies || self.op == Op::NormQkv
+        varies || matches!(self.op, Op::NormQkv | Op::OneLaunch)
     }
 
     /// Whether the kernel takes a model, or the first dimension that it does not.

@@ -136,9 +136,9 @@ impl GpuReplica {
         Ok(replica)
     }
 
-    /// Whether layers of few decoding rows are one launch depends on how soon blocks see what others have written, which
-    /// no property of a device tells: each stage takes what is faster in a step of one row. It uses the first of the
-    /// cache's blocks, which are empty yet.
+    /// Whether layers of few decoding rows are one launch depends on how soon blocks see what others have written,
+    /// which no property of a device tells: each stage takes what is faster in a step of one row. It uses the first of
+    /// the cache's blocks, which are empty yet.
     fn choose_one_launch(&mut self) -> Result<()> {
         /// The first of so many steps each fetch code.
         const STEPS: usize = 4;

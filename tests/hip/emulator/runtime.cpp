@@ -265,8 +265,10 @@ HIP hipEventSynchronize(Event* event) { return event ? SUCCESS : INVALID_VALUE; 
 HIP hipEventElapsedTime(float* ms, Event* from, Event* to) {
   if (!from || !to) return INVALID_VALUE;
   constexpr float LAUNCH_MS = 0.005f;
-  if (settings().together) *ms = LAUNCH_MS * static_cast<float>(to->launches - from->launches);
-  else *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
+  if (settings().together)
+    *ms = LAUNCH_MS * static_cast<float>(to->launches - from->launches);
+  else
+    *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
   return SUCCESS;
 }
 

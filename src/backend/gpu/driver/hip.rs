@@ -240,14 +240,18 @@ impl Vendor for Hip {
         let mut may = 0;
         // SAFETY: writes one int.
         let code = unsafe { (self.api.attribute)(&mut may, api::COOPERATIVE_LAUNCH, self.device.ordinal as c_int) };
-        self.check(code, || "hipDeviceGetAttribute(hipDeviceAttributeCooperativeLaunch)".into())?;
+        self.check(code, || {
+            "hipDeviceGetAttribute(hipDeviceAttributeCooperativeLaunch)".into()
+        })?;
         if may == 0 || self.api.launch_together().is_none() {
             return Ok(0);
         }
         let (function, mut blocks) = (function.0 as api::Function, 0);
         // SAFETY: the handle is live; writes one int.
         let code = unsafe { (self.api.occupancy)(&mut blocks, function, threads as c_int, shared_bytes as usize) };
-        self.check(code, || format!("hipModuleOccupancyMaxActiveBlocksPerMultiprocessor({threads} threads)"))?;
+        self.check(code, || {
+            format!("hipModuleOccupancyMaxActiveBlocksPerMultiprocessor({threads} threads)")
+        })?;
         Ok(blocks as usize)
     }
 
@@ -265,8 +269,23 @@ impl Vendor for Hip {
         let (function, stream) = (launch.function.0 as api::Function, stream.0 as api::Stream);
         // SAFETY: the caller guarantees that the arguments are the kernel's struct, its only parameter; they are copied
         // before the call ends.
-        let code = unsafe { call(function, grid, 1, 1, block, 1, 1, shared_bytes, stream, params.as_mut_ptr()) };
-        self.check(code, || format!("{NAME}({grid} blocks of {block}, {shared_bytes} bytes shared)"))
+        let code = unsafe {
+            call(
+                function,
+                grid,
+                1,
+                1,
+                block,
+                1,
+                1,
+                shared_bytes,
+                stream,
+                params.as_mut_ptr(),
+            )
+        };
+        self.check(code, || {
+            format!("{NAME}({grid} blocks of {block}, {shared_bytes} bytes shared)")
+        })
     }
 
     fn instantiate(&self, graph: api::Graph, _stream: StreamHandle) -> Result<GraphHandle> {

@@ -70,7 +70,10 @@ pub trait Vendor: Send + Sync {
     /// See the trait.
     unsafe fn queue_together(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()> {
         let _ = stream;
-        Err(Error::Internal(format!("{} blocks that wait for each other", launch.grid)))
+        Err(Error::Internal(format!(
+            "{} blocks that wait for each other",
+            launch.grid
+        )))
     }
     /// Makes a graph that can be launched of a captured one.
     fn instantiate(&self, graph: <Self::Types as Types>::Graph, stream: StreamHandle) -> Result<GraphHandle>;

@@ -1,13 +1,13 @@
 //! A step's layers in one launch (`kernels/cdna/one_launch.h`): the kernels that the layers' operations would queue
 //! become a list of commands, each with memory of its own for what it hands on.
 
+use super::GpuOps;
 use super::queue::Listed;
 use super::values::Residual;
-use super::GpuOps;
 use crate::backend::gpu::args::{
     AttentionArgs, COMMAND_ATTENTION, COMMAND_ATTN_OUT, COMMAND_MLP1, COMMAND_MLP2, COMMAND_NORM, COMMAND_QKV,
-    COMMAND_ROUTE, Format, GemmArgs, LayerCommand, NormArgs, NormRouteArgs, OneLaunchArgs, QkvStoreArgs,
-    RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortMlp1Args,
+    COMMAND_ROUTE, Format, GemmArgs, LayerCommand, NormArgs, NormRouteArgs, OneLaunchArgs, QkvStoreArgs, RopeStoreArgs,
+    RouteArgs, SLAB, SortArgs, SortMlp1Args,
 };
 use crate::backend::gpu::catalogue::{Kernel, Op, PackedFormat};
 use crate::backend::gpu::driver::DevicePtr;
@@ -29,6 +29,9 @@ const LAYER: [(Op, i32); 7] = [
     (Op::SortMlp1, COMMAND_MLP1),
     (Op::Mlp2, COMMAND_MLP2),
 ];
+
+/// Tokens that a product streams weights past.
+const STREAM_TOKENS: usize = 16;
 
 /// Where a layer hands its values on, in bytes behind the beginning of its memory.
 struct Places {
@@ -117,10 +120,11 @@ impl GpuOps {
         self.target.one_launch(&self.args.config, &self.args.numbers, experts)
     }
 
-    /// The list of commands for the layers whose operations `queue` queues, of a step of the shape begun, which hand on
-    /// through memory at `at`. `None`: they are not the kernels whose work the commands do.
+    /// The list of `kernel`'s commands for the layers whose operations `queue` queues, of a step of the shape begun,
+    /// which hand on through memory at `at`. `None`: they are not the kernels whose work the commands do.
     pub fn commands(
         &mut self,
+        kernel: &Kernel,
         at: DevicePtr,
         queue: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<Option<Vec<LayerCommand>>> {
@@ -128,7 +132,17 @@ impl GpuOps {
         let queued = queue(self);
         let listed = self.queue.end_list();
         queued?;
-        let expected = |(listed, (op, _)): (&Listed, &(Op, i32))| listed.launch.kernel.op == *op;
+        let expected = |(listed, (op, _)): (&Listed, &(Op, i32))| {
+            let of = listed.launch.kernel;
+            let weights = match op {
+                Op::QkvStore | Op::AttnOut => Some(PackedFormat::W16),
+                Op::SortMlp1 | Op::Mlp2 => kernel.weights,
+                _ => None,
+            };
+            let streams = of.tokens == if weights.is_some() { STREAM_TOKENS } else { 0 };
+            let alike = of.elements.is_none() || of.elements == kernel.elements;
+            of.op == *op && of.weights == weights && streams && alike
+        };
         let mut layers = listed.chunks(LAYER.len());
         if !layers.all(|layer| layer.len() == LAYER.len() && layer.iter().zip(&LAYER).all(expected)) {
             return Ok(None);
@@ -257,7 +271,12 @@ impl GpuOps {
     }
 
     /// Queues all layers at once.
-    pub fn layers_at_once<'x>(&mut self, x: Residual<'x>, launch: Launch, args: &OneLaunchArgs) -> Result<Residual<'x>> {
+    pub fn layers_at_once<'x>(
+        &mut self,
+        x: Residual<'x>,
+        launch: Launch,
+        args: &OneLaunchArgs,
+    ) -> Result<Residual<'x>> {
         self.queue.launch_together(launch, args)?;
         Ok(Residual {
             memory: x.memory,

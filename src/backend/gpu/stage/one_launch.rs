@@ -12,10 +12,11 @@ use super::super::ops::{GpuOps, handed_bytes};
 use super::super::shapes::StepShape;
 use super::super::weights::GpuWeights;
 use super::{Common, Stage};
-use crate::batch::{StepPlan, Want};
+use crate::batch::{Chunk, StepPlan, Want};
 use crate::error::Result;
 use crate::memory::{Purpose, lacking};
 use crate::model::{enter, forward_layers, leave};
+use crate::ops::Ops;
 use std::collections::HashMap;
 
 /// A byte of memory that nothing has been handed on through.
@@ -96,7 +97,7 @@ fn most_rows(kernel: &Kernel) -> usize {
 
 /// Whether the page that a row writes is another's, too: attention takes only a row's own newest key from the step.
 fn newest_is_shared(plan: &StepPlan) -> bool {
-    let page_of = |chunk: &crate::batch::Chunk| {
+    let page_of = |chunk: &Chunk| {
         let table = plan.tables.get(chunk.full.clone())?;
         table.get(chunk.first_position / KV_PAGE).copied()
     };
@@ -189,8 +190,7 @@ impl Stage {
         } = self;
         let stage = weights.whole();
         let mut list = |at| -> Result<Option<DeviceBuffer<LayerCommand>>> {
-            let commands = ops.commands(at, |ops| {
-                use crate::ops::Ops;
+            let commands = ops.commands(one.launch.kernel, at, |ops| {
                 let x = ops.resume(plan, &mut activations.x)?;
                 forward_layers(ops, &stage, plan, x, &mut activations.scratch, kv).map(drop)
             })?;
@@ -200,5 +200,37 @@ impl Stage {
         };
         let [first, second] = [&one.memory[0], &one.memory[1]].map(|memory| list(memory.at()));
         Ok(first?.zip(second?).map(|(first, second)| [first, second]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A plan of a decoding row for each position, with these tables of full layers.
+    fn plan(rows: &[(usize, &[u32])]) -> StepPlan {
+        let mut plan = StepPlan::default();
+        for (row, (position, table)) in rows.iter().enumerate() {
+            let first = plan.tables.len();
+            plan.tables.extend_from_slice(table);
+            plan.chunks.push(Chunk {
+                slot: row,
+                first_row: row,
+                rows: 1,
+                first_position: *position,
+                full: first..plan.tables.len(),
+                window: 0..0,
+            });
+        }
+        plan
+    }
+
+    #[test]
+    fn only_a_row_s_own_newest_page_is_read() {
+        // The first page is shared, the second one of each its own.
+        assert!(!newest_is_shared(&plan(&[(70, &[1, 2]), (127, &[1, 3])])));
+        // The first row is about to fill a page that the second one has.
+        assert!(newest_is_shared(&plan(&[(63, &[1]), (127, &[1, 3])])));
+        assert!(newest_is_shared(&plan(&[(70, &[1])])), "there is no such page");
     }
 }
