@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 81225c52cafaef42) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 23804b23706f1cf3) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -518,8 +518,6 @@ struct OneLaunchArgs {
   unsigned char* wiped;  // memory that the next step's blocks hand on through, which this launch wipes
   int count;             // commands
   int pieces;            // of that memory, 16 bytes each
-  int share;             // of the pieces, how many are wiped with each command
-  int reserved;
 };
 
 // Where the host has all of it.
@@ -616,7 +614,7 @@ SIZE(SortMlp1Args, 368) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 176)
   AT(SortMlp1Args, reserved, 364)
 SIZE(LayerCommand, 416) AT(LayerCommand, op, 0) AT(LayerCommand, blocks, 4) AT(LayerCommand, from, 8)
   AT(LayerCommand, to, 16) AT(LayerCommand, newest, 24) AT(LayerCommand, args, 32)
-SIZE(OneLaunchArgs, 32) AT(OneLaunchArgs, commands, 0) AT(OneLaunchArgs, wiped, 8) AT(OneLaunchArgs, count, 16)
-  AT(OneLaunchArgs, pieces, 20) AT(OneLaunchArgs, share, 24) AT(OneLaunchArgs, reserved, 28)
+SIZE(OneLaunchArgs, 24) AT(OneLaunchArgs, commands, 0) AT(OneLaunchArgs, wiped, 8) AT(OneLaunchArgs, count, 16)
+  AT(OneLaunchArgs, pieces, 20)
 #undef SIZE
 #undef AT

@@ -38,12 +38,10 @@ template <int WAVES, class Run> DEV void share_blocks(int blocks, Run run) {
   for (int block = uniform(TID / (WAVES * WAVE)) * GRID + BID; block < blocks; block += AT_ONCE * GRID) run(block);
 }
 
-// Fills a command's share of the memory with ones: pieces of 16 bytes.
-DEV void wipe(const OneLaunchArgs& a, int command) {
-  u32x4* const share = (u32x4*)a.wiped + (i64)command * a.share;
-  const int left = a.pieces - command * a.share, pieces = left < a.share ? left : a.share;
-  for (int i = BID * ONE_LAUNCH_THREADS + TID; i < pieces; i += GRID * ONE_LAUNCH_THREADS)
-    share[i] = u32x4{NOT_YET, NOT_YET, NOT_YET, NOT_YET};
+// Fills the next step's memory with ones: pieces of 16 bytes.
+DEV void wipe(const OneLaunchArgs& a) {
+  for (int i = BID * ONE_LAUNCH_THREADS + TID; i < a.pieces; i += GRID * ONE_LAUNCH_THREADS)
+    ((u32x4*)a.wiped)[i] = u32x4{NOT_YET, NOT_YET, NOT_YET, NOT_YET};
 }
 
 template <int FORMAT, template <int> class ExpertWeights> DEV void run_commands(const OneLaunchArgs& a) {
@@ -52,9 +50,10 @@ template <int FORMAT, template <int> class ExpertWeights> DEV void run_commands(
   SHARED Routing<1> routing;
   alignas(16) SHARED float sums[ONE_LAUNCH_WAVES][2 * PARTIAL_FLOATS];
   using Ops = Operations<FORMAT, 1>;
-  ROLLED for (int i = 0; i < a.count; i++) {
-    const LayerCommand& command = *(const LayerCommand*)((Commands)a.commands + i);
-    wipe(a, i);
+  wipe(a);
+  Commands next = (Commands)a.commands;
+  ROLLED for (int left = a.count; left > 0; left--, next++) {
+    const LayerCommand& command = *(const LayerCommand*)next;
     switch (command.op) {
       case COMMAND_NORM:
         if (BID >= command.blocks) break;

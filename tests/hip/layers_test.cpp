@@ -342,7 +342,7 @@ void test(const std::string& target, int most_rows, int blocks) {
     }
     used[step % 2] = carver.used;
     const int pieces = static_cast<int>(used[1 - step % 2] / 16), n = static_cast<int>(count);
-    const OneLaunchArgs args{commands, sets[1 - step % 2], n, pieces, (pieces + n - 1) / n, 0};
+    const OneLaunchArgs args{commands, sets[1 - step % 2], n, pieces};
     const Launched one = launched("one_launch_mxfp4_f16", 0, ONE_LAUNCH_THREADS, blocks, args);
     run(one.kernel, one.threads, one.blocks, one.args);
     const auto* wiped = reinterpret_cast<const u32*>(sets[1 - step % 2]);

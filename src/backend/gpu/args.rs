@@ -718,9 +718,6 @@ shared! {
             count: i32,
             /// of that memory, 16 bytes each
             pieces: i32,
-            /// of the pieces, how many are wiped with each command
-            share: i32,
-            reserved: i32,
         }
     }
 }

@@ -12,6 +12,7 @@ use super::driver::DevicePtr;
 use super::group::hop::Hop;
 use super::logits::{LogitsAt, LogitsPath, StepEnd};
 use super::memory::Event;
+use super::profile::StepClock;
 use super::stage::{Common, LoadedStage, SizedStage, Stage};
 use super::step::Plans;
 use super::weights::{GpuWeights, Matrix, Vector};
@@ -21,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::kv_blocks::KvBlocks;
 use crate::memory::{self, Purpose};
 use crate::options::Options;
-use crate::profile::Profile;
+use crate::profile::{Profile, StepTimes};
 use crate::replica::{Pointers, Replica, StageReport};
 use crate::report;
 use crate::weights::PackReport;
@@ -168,6 +169,21 @@ impl GpuReplica {
         }
         self.events = events(&self.stages, self.common.depth, false)?;
         Ok(())
+    }
+
+    /// From now on steps are timed as wholes, which costs little. No step is under way.
+    pub fn time_steps(&mut self) -> Result<()> {
+        self.events = events(&self.stages, self.common.depth, true)?;
+        for stage in &mut self.stages {
+            stage.clock = Some(StepClock::default());
+        }
+        Ok(())
+    }
+
+    /// Times of the steps since [`GpuReplica::time_steps`], one a stage; none before.
+    pub fn step_times(&self) -> Vec<StepTimes> {
+        let clocks = self.stages.iter().filter_map(|stage| stage.clock.as_ref());
+        clocks.map(|clock| clock.times).collect()
     }
 
     fn first(&self) -> &Stage {

@@ -1,17 +1,14 @@
-//! A step whose operations the caller queues one by one, times of whole steps, and what experts got: for tests, benches
-//! and tools.
+//! A step whose operations the caller queues one by one, and what experts got: for tests, benches and tools.
 
-use super::{GpuReplica, events};
+use super::GpuReplica;
 use crate::backend::gpu::kv::KvCache;
 use crate::backend::gpu::ops::{Buffer, GpuOps, ResidualMemory};
-use crate::backend::gpu::profile::StepClock;
 use crate::backend::gpu::shapes::Numbers;
 use crate::backend::gpu::weights::GpuWeights;
 use crate::batch::StepPlan;
 use crate::batch::{Greedy, Want};
 use crate::error::Result;
 use crate::model::Activations;
-use crate::profile::StepTimes;
 use crate::replica::Replica;
 use std::any::Any;
 
@@ -36,21 +33,6 @@ impl GpuReplica {
     /// The same, to be changed.
     pub fn of_mut(replica: &mut dyn Replica) -> Option<&mut Self> {
         (replica as &mut dyn Any).downcast_mut()
-    }
-
-    /// From now on steps are timed as wholes, which costs little. No step is under way.
-    pub fn time_steps(&mut self) -> Result<()> {
-        self.events = events(&self.stages, self.common.depth, true)?;
-        for stage in &mut self.stages {
-            stage.clock = Some(StepClock::default());
-        }
-        Ok(())
-    }
-
-    /// Times of the steps since [`GpuReplica::time_steps`], one a stage; none before.
-    pub fn step_times(&self) -> Vec<StepTimes> {
-        let clocks = self.stages.iter().filter_map(|stage| stage.clock.as_ref());
-        clocks.map(|clock| clock.times).collect()
     }
 
     /// Rows of each expert in the last layer. No step is under way.

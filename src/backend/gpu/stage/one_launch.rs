@@ -85,8 +85,6 @@ impl OneLaunch {
             wiped: self.memory[other].values(),
             count: count as i32,
             pieces: pieces as i32,
-            share: pieces.div_ceil(count) as i32,
-            reserved: 0,
         }
     }
 }
