@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 23804b23706f1cf3) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 4b7ef30004ee4e56) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -516,8 +516,11 @@ struct LayerCommand {
 struct OneLaunchArgs {
   const LayerCommand* commands;
   unsigned char* wiped;  // memory that the next step's blocks hand on through, which this launch wipes
+  unsigned* in_vain;     // set to 1 if blocks have waited for a value longer than they should, and ended
   int count;             // commands
   int pieces;            // of that memory, 16 bytes each
+  int patience;          // how long they wait, in units of 10 ns
+  int reserved;
 };
 
 // Where the host has all of it.
@@ -614,7 +617,8 @@ SIZE(SortMlp1Args, 368) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 176)
   AT(SortMlp1Args, reserved, 364)
 SIZE(LayerCommand, 416) AT(LayerCommand, op, 0) AT(LayerCommand, blocks, 4) AT(LayerCommand, from, 8)
   AT(LayerCommand, to, 16) AT(LayerCommand, newest, 24) AT(LayerCommand, args, 32)
-SIZE(OneLaunchArgs, 24) AT(OneLaunchArgs, commands, 0) AT(OneLaunchArgs, wiped, 8) AT(OneLaunchArgs, count, 16)
-  AT(OneLaunchArgs, pieces, 20)
+SIZE(OneLaunchArgs, 40) AT(OneLaunchArgs, commands, 0) AT(OneLaunchArgs, wiped, 8) AT(OneLaunchArgs, in_vain, 16)
+  AT(OneLaunchArgs, count, 24) AT(OneLaunchArgs, pieces, 28) AT(OneLaunchArgs, patience, 32)
+  AT(OneLaunchArgs, reserved, 36)
 #undef SIZE
 #undef AT

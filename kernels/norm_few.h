@@ -21,7 +21,7 @@ template <class Use> DEV void norm_few(const NormArgs& a, int row, float* sums, 
   const int rows = load_fresh(&a.step.header->rows);
   float w[8] = {}, x[8] = {}, shares[EXPERTS] = {};
   const u16* y[EXPERTS] = {};
-  const float* at = a.x + (i64)row * a.hidden + k;
+  float* at = a.x + (i64)row * a.hidden + k;
   if (row < rows && exists) {
     load8_aligned<FORMAT_F32>(a.weight, k, w);
     if (WITHIN_LAUNCH && a.select < 0) load8_aligned<FORMAT_F32>(at, 0, x);
@@ -37,14 +37,15 @@ template <class Use> DEV void norm_few(const NormArgs& a, int row, float* sums, 
   if (exists) {
     u32x4 packed[EXPERTS];
     if (WITHIN_LAUNCH) UNROLL for (int i = 0; i < EXPERTS; i++) packed[i] = u32x4{};   // else they live from row to row
-    bool all;
-    do {
+    for (;;) {
       UNROLL for (int i = 0; i < EXPERTS; i++)
         if (i < a.k) packed[i] = peek((const u32x4*)y[i]);
-      all = true;
+      bool all = true;
       UNROLL for (int i = 0; i < EXPERTS; i++)
         if (i < a.k) all &= is_there(packed[i]);
-    } while (!all);
+      if (all) break;
+      still_wait();
+    }
     float sum[8] = {};
     UNROLL for (int i = 0; i < EXPERTS; i++)
       if (i < a.k)
@@ -53,7 +54,8 @@ template <class Use> DEV void norm_few(const NormArgs& a, int row, float* sums, 
     if (!WITHIN_LAUNCH || a.k) UNROLL for (int j = 0; j < 8; j++) x[j] = add_rn(x[j], sum[j]);
   }
   const float scale = inverse_root(block_sum<NORM_WAVES>(sum_of_squares(x), scratch), a.hidden);
-  if (exists && (!WITHIN_LAUNCH || sums)) {
+  if (!WITHIN_LAUNCH && exists) store8(at, 8, x);
+  if (WITHIN_LAUNCH && exists && sums) {
     hand_on((f32x4*)(sums + (i64)row * a.hidden + k), four_of(x));
     hand_on((f32x4*)(sums + (i64)row * a.hidden + k) + 1, four_of(x + 4));
   }

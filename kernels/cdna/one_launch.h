@@ -9,7 +9,8 @@
 //           written once, so no word is wiped while it may be polled: there are two such memories, and a launch uses
 //           one and wipes the other. x is not updated in place: norm and attn_out read a row and write another.
 // Waiting.  A command waits for values of commands before it alone, and all blocks are on the device at once. So some
-//           block always goes on.
+//           block always goes on. If a value does not come all the same, for so long as the host says, all waves end,
+//           and the host is told.
 // Cache.    Keys and values of earlier steps were written before the launch. The newest ones are stored into the cache
 //           for later steps, and handed on to attention beside it.
 // Slots     of experts' rows have no gaps here: nothing needs them, and there is less to wipe.
@@ -50,6 +51,7 @@ template <int FORMAT, template <int> class ExpertWeights> DEV void run_commands(
   SHARED Routing<1> routing;
   alignas(16) SHARED float sums[ONE_LAUNCH_WAVES][2 * PARTIAL_FLOATS];
   using Ops = Operations<FORMAT, 1>;
+  wait_at_most(a.patience, a.in_vain);
   wipe(a);
   Commands next = (Commands)a.commands;
   ROLLED for (int left = a.count; left > 0; left--, next++) {

@@ -39,14 +39,15 @@ struct Picks {
   // The loads do not wait for the number of rows; but nobody hands on what rows that do not exist have picked.
   DEV Picks(const SortMlp1Args& a, int rows) : k(a.sort.k) {
     const int* mine = a.sort.experts + (LANE < (WITHIN_LAUNCH ? rows : a.most_rows) ? LANE : 0) * k;
-    bool all;
-    do {
-      all = true;
+    for (;;) {
+      bool all = true;
 #pragma unroll
       for (int i = 0; i < MOST_PICKS; i++) of[i] = i < k ? peek(mine + i) : (int)NO_EXPERT;
 #pragma unroll
       for (int i = 0; i < MOST_PICKS; i++) all = all && is_there(of[i]);
-    } while (!all);
+      if (all) break;
+      still_wait();
+    }
 #pragma unroll
     for (int i = 0; i < MOST_PICKS; i++) of[i] = LANE < rows ? of[i] : (int)NO_EXPERT;
   }

@@ -35,7 +35,10 @@ template <class Weights, int DEPTH> struct Stream {
   DEV bool has_tokens(int of) const { return is_there(pieces[of][0]) & is_there(pieces[of][1]); }
   // Slab c's tokens, where they were not there when they were loaded.
   DEV void await(int c, int of) {
-    if constexpr (WITHIN_LAUNCH) while (wave_any(!has_tokens(of))) load_tokens(c, of);
+    if constexpr (WITHIN_LAUNCH) while (wave_any(!has_tokens(of))) {
+      still_wait();
+      load_tokens(c, of);
+    }
   }
   // The first slabs. Their weights are on the way while tokens that blocks hand on are awaited, all at once.
   DEV void load_first() {
@@ -43,14 +46,15 @@ template <class Weights, int DEPTH> struct Stream {
 #pragma unroll
       for (int d = 0; d < DEPTH; d++) load_weights(d, d);
       SCHEDULE_FENCE();
-      bool all;
-      do {
-        all = true;
+      for (;;) {
+        bool all = true;
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) load_tokens(d, d);
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) all &= has_tokens(d);
-      } while (wave_any(!all));
+        if (!wave_any(!all)) break;
+        still_wait();
+      }
     } else {
 #pragma unroll
       for (int d = 0; d < DEPTH; d++) { load_slab(d, d); SCHEDULE_FENCE(); }

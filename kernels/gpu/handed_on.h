@@ -3,6 +3,9 @@
 // meanwhile: a word of memory is NOT_YET until it is written, once, and who takes it polls. Both reach the whole
 // device, past caches that do not see each other.
 //
+// A block waits as long as it is told (wait_at_most): if a value does not come, its waves say so and end. Who polls
+// calls still_wait() each time.
+//
 // No value is NOT_YET: as float32 it is one of the NaNs, as two 16-bit numbers it is two, which become others. Numbers
 // that are handed on are not negative.
 #pragma once
@@ -45,6 +48,37 @@ template <> struct Handed<4> {
   DEV void give(const unsigned* words) { of = words[0]; }
 };
 
+// Until when the block waits, by the low word of a clock of 100 MHz, and where it says that it has waited longer.
+struct Patience {
+  unsigned until;
+  unsigned* in_vain;
+};
+static SHARED Patience patience;
+
+DEV unsigned clock_now() { return (unsigned)__builtin_amdgcn_s_memrealtime(); }
+// All threads call it before they wait.
+DEV void wait_at_most(int ticks, unsigned* in_vain) {
+  if (TID == 0) patience = {clock_now() + (unsigned)ticks, in_vain};
+  barrier();
+}
+// In assembly, since it takes no scalar register but vcc so: the kernel has none left.
+DEV void still_wait() {
+  unsigned until = patience.until;
+  asm volatile(
+      "s_memrealtime vcc\n"
+      "s_waitcnt lgkmcnt(0)\n"
+      "v_sub_u32 %0, vcc_lo, %0\n"
+      "v_cmp_lt_i32 vcc, 0, %0\n"
+      "s_cbranch_vccz 1f\n"
+      "v_mov_b32 %0, 1\n"
+      "global_store_dword %1, %0, off\n"
+      "s_endpgm\n"
+      "1:"
+      : "+&v"(until)
+      : "v"(patience.in_vain)
+      : "vcc", "memory");
+}
+
 // What is there now.
 template <class T> DEV T peek(const T* at) {
   Handed<sizeof(T)> handed;
@@ -71,15 +105,20 @@ template <class T> DEV void hand_on(T* at, const T& v) {
 DEV void wait_for_stores() { asm volatile("s_waitcnt vmcnt(0)" : : : "memory"); }
 #else
 enum : bool { WITHIN_LAUNCH = false };
+DEV void wait_at_most(int, unsigned*) {}
+DEV void still_wait() {}
 template <class T> DEV T peek(const T* at) { return *at; }
 template <class T> DEV constexpr bool is_there(const T&) { return true; }
 template <class T> DEV void leave_as_is(T* at, const T& v) { *at = v; }
-template <class T> DEV void hand_on(T* at, const T& v) { *at = v; }
+template <class T> DEV void hand_on(T* at, T v) { *at = v; }
 DEV void wait_for_stores() {}
 #endif
 
 template <class T> DEV T take(const T* at) {
   T v = peek(at);
-  while (!is_there(v)) v = peek(at);
+  while (!is_there(v)) {
+    still_wait();
+    v = peek(at);
+  }
   return v;
 }

@@ -53,8 +53,11 @@ template <int FORMAT> DEV void load8_aligned(const void* array, i64 first, float
 // Eight consecutive float32 that are handed on, 16-byte aligned.
 DEV void take8(const float* at, float* v) {
   f32x4 low, high;
-  do low = peek((const f32x4*)at), high = peek((const f32x4*)at + 1);
-  while (!(is_there(low) & is_there(high)));
+  for (;;) {
+    low = peek((const f32x4*)at), high = peek((const f32x4*)at + 1);
+    if (is_there(low) & is_there(high)) break;
+    still_wait();
+  }
   UNROLL for (int i = 0; i < 4; i++) v[i] = low[i], v[4 + i] = high[i];
 }
 // Loads N elements of a row: 8 (aligned), or 1 if the row's width is not a multiple of 8.

@@ -367,7 +367,7 @@ fn layers_in_one_launch_are_those_of_separate_kernels() {
     let program = made().join("layers_test");
     make(&program, &[format!("BUILD={}", made().display())]);
     let folder = tempfile::tempdir().unwrap();
-    let run = |target: &str, objects: &[PathBuf], rows: u32, order: &str, residents: u32| {
+    let run = |target: &str, objects: &[PathBuf], rows: u32, order: &str, residents: u32, ticks: &str| {
         let output = Command::new(&program)
             .args([target, &rows.to_string(), &BLOCKS.to_string()])
             .args(objects)
@@ -375,6 +375,7 @@ fn layers_in_one_launch_are_those_of_separate_kernels() {
             .env("HIP_EMULATOR_CACHES", "1")
             .env("HIP_EMULATOR_RESIDENT", residents.to_string())
             .env("HIP_EMULATOR_ORDER", order)
+            .env("HIP_EMULATOR_TICKS", ticks)
             .output()
             .unwrap();
         assert!(output.status.success(), "{target}, order {order}");
@@ -387,11 +388,13 @@ fn layers_in_one_launch_are_those_of_separate_kernels() {
             continue;
         }
         for (rows, order) in [(1, "forward"), (1, "1"), (5, "backward"), (8, "2"), (8, "3")] {
-            let said = run(target, &objects, rows, order, BLOCKS);
+            let said = run(target, &objects, rows, order, BLOCKS, "0");
             assert_eq!(said, "the same\n", "{target}, {rows} rows, order {order}");
         }
-        // A block that is not on the device.
-        let said = run(target, &objects, 2, "4", BLOCKS - 1);
+        // A block that is not on the device, where time stands still and where it does not.
+        let said = run(target, &objects, 2, "4", BLOCKS - 1, "10000");
+        assert_eq!(said, "waited in vain\n", "{target}");
+        let said = run(target, &objects, 2, "4", BLOCKS - 1, "0");
         assert!(said.ends_with(": nothing is left but waiting\n"), "{target}: {said}");
     }
 }

@@ -714,10 +714,15 @@ shared! {
             commands: *const LayerCommand,
             /// memory that the next step's blocks hand on through, which this launch wipes
             wiped: *mut u8,
+            /// set to 1 if blocks have waited for a value longer than they should, and ended
+            in_vain: *mut u32,
             /// commands
             count: i32,
             /// of that memory, 16 bytes each
             pieces: i32,
+            /// how long they wait, in units of 10 ns
+            patience: i32,
+            reserved: i32,
         }
     }
 }

@@ -138,37 +138,54 @@ impl GpuReplica {
     }
 
     /// Whether layers of few decoding rows are one launch depends on how soon blocks see what others have written,
-    /// which no property of a device tells: each stage takes what is faster in a step of one row. It uses the first of
-    /// the cache's blocks, which are empty yet.
+    /// which no property of a device tells: each stage takes what is faster in a step of one row. If the one launch
+    /// fails, or finds something else, it is not used. It uses the first of the cache's blocks, which are empty yet.
     fn choose_one_launch(&mut self) -> Result<()> {
-        /// The first of so many steps each fetch code.
-        const STEPS: usize = 4;
-        if !self.stages.iter_mut().any(|stage| stage.choose_one_launch(false)) {
+        if !self.stages.iter().any(Stage::has_one_launch) {
             return Ok(());
         }
         let plan = step_of_one(self.kv_blocks());
-        let mut output = StepOutput::default();
-        let mut times = [Vec::new(), Vec::new()];
-        for (chosen, times) in [false, true].into_iter().zip(&mut times) {
-            for stage in &mut self.stages {
-                stage.choose_one_launch(chosen);
-            }
-            for _ in 0..2 {
-                self.time_steps()?;
-                for _ in 0..STEPS {
-                    self.submit(&plan, Want::Tokens)?;
-                    self.collect(&mut output)?;
+        let (apart, found) = self.try_steps(&plan, false)?;
+        let at_once = match self.try_steps(&plan, true) {
+            Ok((times, the_same)) if the_same == found => times,
+            other => {
+                let why = match other {
+                    Ok(_) => "it finds another token".into(),
+                    Err(error) => error.to_string(),
+                };
+                report::warning(format_args!("layers of few rows are not one launch: {why}"));
+                while let Some(step) = self.in_flight.pop_front() {
+                    step.end.synchronize()?;
                 }
+                Vec::new()
             }
-            *times = self.step_times();
-        }
-        let [apart, at_once] = times;
-        for (stage, (apart, at_once)) in self.stages.iter_mut().zip(apart.iter().zip(&at_once)) {
-            stage.choose_one_launch(at_once.computing < apart.computing);
+        };
+        for (i, stage) in self.stages.iter_mut().enumerate() {
+            let faster = at_once.get(i).is_some_and(|time| time.computing < apart[i].computing);
+            stage.keep_one_launch(faster);
             stage.clock = None;
         }
         self.events = events(&self.stages, self.common.depth, false)?;
         Ok(())
+    }
+
+    /// Times of a few steps, one a stage, whose layers are one launch or not, and what the last one finds, as bits.
+    fn try_steps(&mut self, plan: &StepPlan, at_once: bool) -> Result<(Vec<StepTimes>, Vec<(u32, u32)>)> {
+        /// The first of so many steps each fetch code.
+        const STEPS: usize = 4;
+        for stage in &mut self.stages {
+            stage.try_one_launch(at_once);
+        }
+        let mut output = StepOutput::default();
+        for _ in 0..2 {
+            self.time_steps()?;
+            for _ in 0..STEPS {
+                self.submit(plan, Want::Tokens)?;
+                self.collect(&mut output)?;
+            }
+        }
+        let bits = |found: &Greedy| (found.token, found.logit.to_bits());
+        Ok((self.step_times(), output.greedy.iter().map(bits).collect()))
     }
 
     /// From now on steps are timed as wholes, which costs little. No step is under way.
@@ -476,6 +493,7 @@ impl Replica for GpuReplica {
             .ok_or_else(|| Error::Internal("no step is under way".into()))?;
         self.check_ends(step.turn)?;
         let (done, rows) = step.end.wait()?;
+        self.stages.iter().try_for_each(Stage::check_waits)?;
         self.count_times(&done)?;
         self.events.push(done);
         output.greedy.clear();

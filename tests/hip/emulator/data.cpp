@@ -1,5 +1,8 @@
 // Instructions that touch memory: scalar loads, LDS, global memory. What an access is checked for is in wave.cpp.
+#include <atomic>
+
 #include "lanes.h"
+#include "settings.h"
 
 namespace emulator {
 namespace {
@@ -82,6 +85,13 @@ void load_scalars(Wave& w, const Instruction& in) {
 template <u32 WORDS>
 Operation scalars() {
   return {load_scalars<WORDS>, "d01", {Type::TWO_WORDS, Type::TWO_WORDS}};
+}
+
+// A clock of 100 MHz.
+void read_clock(Wave& w, const Instruction& in) {
+  static std::atomic<u64> time{0};
+  const u64 now = time.fetch_add(settings().ticks);
+  std::memcpy(&w.s[in.to.reg], &now, sizeof now);
 }
 
 // ---- LDS
@@ -307,6 +317,7 @@ std::vector<Group> memory_instructions() {
            {"s_load_dwordx4", scalars<4>()},
            {"s_load_dwordx8", scalars<8>()},
            {"s_load_dwordx16", scalars<16>()},
+           {"s_memrealtime", {read_clock, "d"}},
        }},
       {"AMD Instinct MI200 ISA, 12: LDS",
        {

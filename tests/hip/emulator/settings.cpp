@@ -28,6 +28,7 @@ Settings read() {
   made.caches = number("HIP_EMULATOR_CACHES", 0) != 0;
   made.residents = static_cast<u32>(std::max(1, number("HIP_EMULATOR_RESIDENT", 1)));
   made.together = number("HIP_EMULATOR_TOGETHER", 0) != 0;
+  made.ticks = static_cast<u64>(number("HIP_EMULATOR_TICKS", 0));
   made.objdump = text("HIP_EMULATOR_OBJDUMP", "llvm-objdump-22");
   made.report = text("HIP_EMULATOR_REPORT", "");
   made.version = number("HIP_EMULATOR_VERSION", 60'200'000);

@@ -20,6 +20,7 @@ struct Settings {
   u32 residents;        // HIP_EMULATOR_RESIDENT: how many blocks of a launch run at once: 1
   bool together;        // HIP_EMULATOR_TOGETHER: 1: there are launches of blocks that wait for each other; events then
                         // count launches, of 5 us each
+  u64 ticks;            // HIP_EMULATOR_TICKS: by how much the clock moves when it is read: 0
   std::string objdump;  // HIP_EMULATOR_OBJDUMP: llvm-objdump-22
   std::string report;   // HIP_EMULATOR_REPORT: a file to which kernels and their launches are written at the end
   // What is wrong with the runtime.

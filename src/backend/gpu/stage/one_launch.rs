@@ -7,13 +7,13 @@ use super::super::context::Context;
 use super::super::launch::Launch;
 use super::super::layout::TypedPtr;
 use super::super::logits::LogitsAt;
-use super::super::memory::DeviceBuffer;
+use super::super::memory::{DeviceBuffer, PinnedBuffer};
 use super::super::ops::{GpuOps, handed_bytes};
 use super::super::shapes::StepShape;
 use super::super::weights::GpuWeights;
 use super::{Common, Stage};
 use crate::batch::{Chunk, StepPlan, Want};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{Purpose, lacking};
 use crate::model::{enter, forward_layers, leave};
 use crate::ops::Ops;
@@ -21,6 +21,13 @@ use std::collections::HashMap;
 
 /// A byte of memory that nothing has been handed on through.
 const WIPED: u8 = 0xff;
+
+/// The device's clock, in a second.
+const TICKS: i32 = 100_000_000;
+/// How long blocks wait for each other while it is tried whether they can, and afterwards, when other processes may use
+/// the device as well; no longer than half of the clock's low word.
+const TRIED_SECONDS: i32 = 2;
+const SECONDS: i32 = 20;
 
 /// See the module.
 pub struct OneLaunch {
@@ -33,6 +40,10 @@ pub struct OneLaunch {
     used: [usize; 2],
     /// The one that the next step uses.
     next: usize,
+    /// Set by blocks that have waited for a value in vain.
+    in_vain: PinnedBuffer<u32>,
+    /// How long they wait, in units of 10 ns.
+    patience: i32,
     /// The commands of a shape's rows and items of attention, for each memory; `None`: it has others.
     lists: HashMap<(usize, usize), Option<[DeviceBuffer<LayerCommand>; 2]>>,
 }
@@ -63,6 +74,8 @@ impl OneLaunch {
             memory: [wiped()?, wiped()?],
             used: [0; 2],
             next: 0,
+            in_vain: PinnedBuffer::zeroed(&context.driver, 1)?,
+            patience: TRIED_SECONDS * TICKS,
             lists: HashMap::new(),
         }))
     }
@@ -83,8 +96,11 @@ impl OneLaunch {
         OneLaunchArgs {
             commands: lists[this],
             wiped: self.memory[other].values(),
+            in_vain: self.in_vain.values(),
             count: count as i32,
             pieces: pieces as i32,
+            patience: self.patience,
+            reserved: 0,
         }
     }
 }
@@ -109,12 +125,40 @@ fn newest_is_shared(plan: &StepPlan) -> bool {
 }
 
 impl Stage {
-    /// From now on steps of few decoding rows are launched so, or not. Whether they can be.
-    pub fn choose_one_launch(&mut self, chosen: bool) -> bool {
-        self.one_launch.as_mut().is_some_and(|one| {
-            one.chosen = chosen;
-            true
-        })
+    /// Whether steps of few decoding rows can be launched so.
+    pub fn has_one_launch(&self) -> bool {
+        self.one_launch.is_some()
+    }
+
+    /// From now on they are, if they can be, or not.
+    pub fn try_one_launch(&mut self, at_once: bool) {
+        if let Some(one) = &mut self.one_launch {
+            one.chosen = at_once;
+        }
+    }
+
+    /// From now on they are, if they can be, or never.
+    pub fn keep_one_launch(&mut self, keep: bool) {
+        self.try_one_launch(keep);
+        self.one_launch.take_if(|_| !keep);
+        if let Some(one) = &mut self.one_launch {
+            one.patience = SECONDS * TICKS;
+        }
+    }
+
+    /// Fails if blocks have waited for each other in vain. No step is under way that uses what is read here.
+    pub fn check_waits(&self) -> Result<()> {
+        let in_vain = |one: &OneLaunch| {
+            // SAFETY: a word that the device only ever sets.
+            unsafe { one.in_vain.host().cast::<u32>().read_volatile() != 0 }
+        };
+        if !self.one_launch.as_ref().is_some_and(in_vain) {
+            return Ok(());
+        }
+        let name = self.context.name();
+        Err(Error::Internal(format!(
+            "{name}: blocks of one launch have waited for each other in vain"
+        )))
     }
 
     /// Queues a step whose layers are one launch. Whether it has been done.
