@@ -145,9 +145,9 @@ impl GpuReplica {
             return Ok(());
         }
         let plan = step_of_one(self.kv_blocks());
-        let (apart, found) = self.try_steps(&plan, false)?;
+        let apart = self.try_steps(&plan, false)?;
         let at_once = match self.try_steps(&plan, true) {
-            Ok((times, the_same)) if the_same == found => times,
+            Ok(at_once) if at_once.found == apart.found => at_once.times,
             other => {
                 let why = match other {
                     Ok(_) => "it finds another token".into(),
@@ -161,7 +161,9 @@ impl GpuReplica {
             }
         };
         for (i, stage) in self.stages.iter_mut().enumerate() {
-            let faster = at_once.get(i).is_some_and(|time| time.computing < apart[i].computing);
+            let faster = at_once
+                .get(i)
+                .is_some_and(|time| time.computing < apart.times[i].computing);
             stage.keep_one_launch(faster);
             stage.clock = None;
         }
@@ -169,8 +171,8 @@ impl GpuReplica {
         Ok(())
     }
 
-    /// Times of a few steps, one a stage, whose layers are one launch or not, and what the last one finds, as bits.
-    fn try_steps(&mut self, plan: &StepPlan, at_once: bool) -> Result<(Vec<StepTimes>, Vec<(u32, u32)>)> {
+    /// A few steps whose layers are one launch or not.
+    fn try_steps(&mut self, plan: &StepPlan, at_once: bool) -> Result<Tried> {
         /// The first of so many steps each fetch code.
         const STEPS: usize = 4;
         for stage in &mut self.stages {
@@ -185,7 +187,10 @@ impl GpuReplica {
             }
         }
         let bits = |found: &Greedy| (found.token, found.logit.to_bits());
-        Ok((self.step_times(), output.greedy.iter().map(bits).collect()))
+        Ok(Tried {
+            times: self.step_times(),
+            found: output.greedy.iter().map(bits).collect(),
+        })
     }
 
     /// From now on steps are timed as wholes, which costs little. No step is under way.
@@ -346,6 +351,14 @@ fn kv_blocks<'a>(
     let rooms = stages.into_iter().map(|stage| stage.kv_blocks(common, options));
     let least = rooms.reduce(|a, b| Ok(fewer(a?, b?)));
     least.unwrap_or_else(|| Err(Error::Internal("a replica without a device".into())))
+}
+
+/// What a few steps took and found.
+struct Tried {
+    /// One a stage.
+    times: Vec<StepTimes>,
+    /// Of the last one: the token and its logit's bits.
+    found: Vec<(u32, u32)>,
 }
 
 /// A step of one decoding row, with some keys before it, all in the first block.
