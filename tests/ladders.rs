@@ -124,6 +124,8 @@ fn what_is_on_no_ladder_is_known() {
         Op::Gather,
         Op::SortGather,
         Op::RopeStore,
+        // It calls the functions of kernels that are on ladders.
+        Op::OneLaunch,
         // It gives sums of a part of a row's keys, which attention_decode folds.
         Op::AttentionShared,
         Op::Argmax,

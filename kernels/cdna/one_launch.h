@@ -8,6 +8,8 @@
 // Values    cross blocks without a barrier: handed_on.h says how. Each has memory of its own within the step, which is
 //           written once, so no word is wiped while it may be polled: there are two such memories, and a launch uses
 //           one and wipes the other. x is not updated in place: norm and attn_out read a row and write another.
+//           Attention's partial sums and counters alone are those of all layers: a wave of attn_out has taken all rows'
+//           outputs, so no layer's are needed when the next one's come.
 // Waiting.  A command waits for values of commands before it alone, and all blocks are on the device at once. So some
 //           block always goes on. If a value does not come all the same, for so long as the host says, all waves end,
 //           and the host is told.
@@ -51,6 +53,8 @@ template <int FORMAT, template <int> class ExpertWeights> DEV void run_commands(
   SHARED Routing<1> routing;
   alignas(16) SHARED float sums[ONE_LAUNCH_WAVES][2 * PARTIAL_FLOATS];
   using Ops = Operations<FORMAT, 1>;
+  // Waves that end leave others picks that nobody has made: these are experts, too.
+  if (TID < ROUTE_MOST_EXPERTS_PER_TOKEN) routing.picks[0][TID] = 0;
   wait_at_most(a.patience, a.in_vain);
   wipe(a);
   Commands next = (Commands)a.commands;

@@ -213,7 +213,11 @@ struct Reader {
 template <int FORMAT>
 DEV void compute(const AttentionArgs& a, const Job& job, const Queries& q, Tiles& ring, int warp) {
   if (warp / 4 * GROUP_ROWS >= job.item.sharers) {               // tiles that only the other warpgroup needs
-    for (int page = 0; page < job.item.pages; page++, ring.advance()) ring.wait_full(), ring.release();
+    for (int page = 0; page < job.item.pages; page++, ring.advance()) {
+      ring.wait_full();
+      __syncwarp();
+      ring.release();
+    }
     return;
   }
   float s[UNIT_PAGES][32], f[2];

@@ -13,7 +13,7 @@ use super::super::shapes::StepShape;
 use super::super::weights::GpuWeights;
 use super::{Common, Stage};
 use crate::batch::{Chunk, StepPlan, Want};
-use crate::error::{Error, Result};
+use crate::error::{Error, GpuFault, Result};
 use crate::memory::{Purpose, lacking};
 use crate::model::{enter, forward_layers, leave};
 use crate::ops::Ops;
@@ -146,7 +146,7 @@ impl Stage {
         }
     }
 
-    /// Fails if blocks have waited for each other in vain. No step is under way that uses what is read here.
+    /// Fails if blocks of a step that has been queued have waited for each other in vain.
     pub fn check_waits(&self) -> Result<()> {
         let in_vain = |one: &OneLaunch| {
             // SAFETY: a word that the device only ever sets.
@@ -187,7 +187,14 @@ impl Stage {
     ) -> Result<bool> {
         let of = (shape.rows, shape.decode_items);
         if !one.lists.contains_key(&of) {
-            let lists = self.lists(one, plan, shape, logits)?;
+            let lists = match self.lists(one, plan, shape, logits) {
+                // Then the layers' kernels are launched apart.
+                Err(Error::Gpu {
+                    fault: GpuFault::OutOfMemory,
+                    ..
+                }) => None,
+                lists => lists?,
+            };
             let more = one.lists.try_reserve(1);
             more.map_err(|_| lacking::<[DeviceBuffer; 2]>(one.lists.len() + 1, Purpose::Step))?;
             one.lists.insert(of, lists);
