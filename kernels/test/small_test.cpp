@@ -86,8 +86,9 @@ struct Plan {
     }
     std::shuffle(tables.begin(), tables.end(), engine);
     header.rows = tokens.size(), header.chunks = n_chunks, header.logits_rows = logits.size(), header.turn = integer(0, 2);
-    step = {&header, tokens.data(), positions.data(), row_chunk.data(), chunks.data(), tables.data(), logits.data(),
-            nullptr, nullptr, nullptr, last_tokens.data()};
+    step.header = &header, step.tokens = tokens.data(), step.positions = positions.data();
+    step.row_chunk = row_chunk.data(), step.chunks = chunks.data(), step.tables = tables.data();
+    step.logits = logits.data(), step.last_tokens = last_tokens.data();
   }
   int rows() const { return header.rows; }
   int page(int row, int position, bool windowed) const {
