@@ -225,11 +225,11 @@ fn attention(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Ch
     for (kv, exact) in [(Elements::F16, false), (Elements::Bf16, false), (Elements::F32, true)] {
         let works = [(rows, 0), (0, rows), (rows, rows)].into_iter();
         let works = works.flat_map(|(items, tiles)| {
-            [false, true].map(|windowed| AttentionWork {
+            [(false, false), (false, true), (true, false)].map(|(windowed, shares_keys)| AttentionWork {
                 windowed,
                 rows,
                 items,
-                shares_keys: false,
+                shares_keys: shares_keys && items > 0,
                 tiles,
             })
         });
