@@ -61,7 +61,7 @@ DEV void wait_at_most(int ticks, unsigned* in_vain) {
   if (TID == 0) patience = {clock_now() + (unsigned)ticks, in_vain};
   barrier();
 }
-// In assembly, since it takes no scalar register but vcc so: the kernel has none left.
+// In assembly, whose only scalar register is vcc: the compiler would take others, and the kernel has none left.
 DEV void still_wait() {
   unsigned until = patience.until;
   asm volatile(

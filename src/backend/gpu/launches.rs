@@ -191,9 +191,8 @@ impl Target {
     ) -> Result<[Option<Launch>; 3]> {
         let said = self.attention_verdicts(config, kv, exact, work);
         let of = |op: Op| {
-            let mut mine = said.clone();
-            mine.retain(|(kernel, _)| kernel.op == op);
-            taken(&mine)
+            let mine = said.iter().copied().filter(|(kernel, _)| kernel.op == op);
+            taken(&mine.collect::<Vec<_>>())
         };
         let (shared, prefill) = (of(Op::AttentionShared), of(Op::AttentionPrefill));
         let others = [Op::AttentionDecode, Op::AttentionExact, Op::AttentionPlain];

@@ -392,11 +392,12 @@ impl Scratch {
             position: chunk.first_position,
             pages: &plan.tables[chunk.full.clone()],
         };
+        let rows = || memory::collect(chunks.iter().map(paged), Purpose::Step);
         let teams = chunks.len() <= shape.team_rows;
         self.pairs.clear();
         let mut sharing = Sharing::Pairs(&[]);
         if shape.on_cores && shape.shared_rows > 0 && chunks.len() > 1 {
-            let rows = memory::collect(chunks.iter().map(paged), Purpose::Step)?;
+            let rows = rows()?;
             let mut most_won = 0;
             for (run, prefixes) in [ATTENTION_GROUP, ATTENTION_SPAN].into_iter().zip(&mut self.prefixes) {
                 prefixes.find(&rows, run * ATTENTION_UNIT / KV_PAGE, most_sharers)?;
@@ -407,8 +408,7 @@ impl Scratch {
                 }
             }
         } else if shape.on_cores && shape.shared_rows == 0 && !teams {
-            let rows = memory::collect(chunks.iter().map(paged), Purpose::Step)?;
-            pairs(&rows, &mut self.pairing, &mut self.pairs)?;
+            pairs(&rows()?, &mut self.pairing, &mut self.pairs)?;
             let shared = self.pairs.iter().map(Pair::keys).sum::<usize>();
             // What another row reads as well, where it is a quarter of all, is read one row behind the other.
             load.by_position = shared > 0 && 4 * shared >= keys.sum();

@@ -7,7 +7,10 @@ mod api;
 
 use super::vendor::calls::{Calls, Code, PEER_ALREADY_ENABLED};
 use super::vendor::{Vendor, check, count, device_name};
-use super::{Device, DevicePtr, Driver, FunctionHandle, GraphHandle, KernelLaunch, Link, ListedDevice, StreamHandle};
+use super::{
+    Device, DevicePtr, Driver, FunctionHandle, GraphHandle, KernelLaunch, Link, ListedDevice, StreamHandle,
+    no_launch_together,
+};
 use crate::error::{Error, GpuFault, Result};
 use api::{Api, HipTypes};
 use std::collections::HashSet;
@@ -243,7 +246,7 @@ impl Vendor for Hip {
         self.check(code, || {
             "hipDeviceGetAttribute(hipDeviceAttributeCooperativeLaunch)".into()
         })?;
-        if may == 0 || self.api.launch_together().is_none() {
+        if may == 0 || self.api.launch_together.is_none() {
             return Ok(0);
         }
         let (function, mut blocks) = (function.0 as api::Function, 0);
@@ -263,8 +266,7 @@ impl Vendor for Hip {
             ..
         } = *launch;
         const NAME: &str = "hipModuleLaunchCooperativeKernel";
-        let call = self.api.launch_together();
-        let call = call.ok_or_else(|| Error::Internal(format!("{}: there is no {NAME}", self.name)))?;
+        let call = self.api.launch_together.ok_or_else(|| no_launch_together(&self.name))?;
         let mut params = [launch.args.as_ptr().cast_mut().cast()];
         let (function, stream) = (launch.function.0 as api::Function, stream.0 as api::Stream);
         // SAFETY: the caller guarantees that the arguments are the kernel's struct, its only parameter; they are copied

@@ -145,6 +145,11 @@ pub struct KernelLaunch<'a> {
     pub overlap: bool,
 }
 
+/// Where [`Driver::blocks_together`] is 0 such launches are not asked for.
+fn no_launch_together(name: &str) -> Error {
+    Error::Internal(format!("{name} has no launch of blocks that wait for each other"))
+}
+
 /// A device's runtime.
 ///
 /// # Safety
@@ -249,12 +254,8 @@ pub trait Driver: Send + Sync {
     ///
     /// # Safety
     /// See the trait.
-    unsafe fn launch_together(&self, launch: &KernelLaunch<'_>, _stream: StreamHandle) -> Result<()> {
-        Err(Error::Internal(format!(
-            "{} has no launch of {} blocks that wait for each other",
-            self.device().runtime,
-            launch.grid
-        )))
+    unsafe fn launch_together(&self, _launch: &KernelLaunch<'_>, _stream: StreamHandle) -> Result<()> {
+        Err(no_launch_together(self.device().runtime))
     }
 
     /// Begins to capture the stream: its work is recorded in a graph and not executed.

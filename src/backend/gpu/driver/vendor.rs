@@ -4,7 +4,7 @@ pub mod calls;
 
 use super::{
     Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, KernelLaunch, Link,
-    ModuleHandle, Pinned, StreamHandle,
+    ModuleHandle, Pinned, StreamHandle, no_launch_together,
 };
 use crate::error::{Error, GpuFault, Result};
 use calls::{Calls, Code, Raw, Types};
@@ -68,12 +68,8 @@ pub trait Vendor: Send + Sync {
     ///
     /// # Safety
     /// See the trait.
-    unsafe fn queue_together(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()> {
-        let _ = stream;
-        Err(Error::Internal(format!(
-            "{} blocks that wait for each other",
-            launch.grid
-        )))
+    unsafe fn queue_together(&self, _launch: &KernelLaunch<'_>, _stream: StreamHandle) -> Result<()> {
+        Err(no_launch_together(Self::RUNTIME))
     }
     /// Makes a graph that can be launched of a captured one.
     fn instantiate(&self, graph: <Self::Types as Types>::Graph, stream: StreamHandle) -> Result<GraphHandle>;

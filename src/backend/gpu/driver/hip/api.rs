@@ -107,6 +107,8 @@ macro_rules! api {
         pub struct Api {
             pub calls: Calls<HipTypes>,
             $(pub $name: unsafe extern "C" fn($($arg),*) -> Code,)*
+            /// What launches blocks that wait for each other, if this runtime has it.
+            pub launch_together: Option<LaunchTogether>,
             get_properties: GetProperties,
             layout: &'static Layout,
             // Last, so that it is dropped after the pointers into it.
@@ -126,6 +128,8 @@ macro_rules! api {
                     calls: unsafe { Calls::load(RUNTIME, &library, &SYMBOLS) }?,
                     // SAFETY: as above.
                     $($name: unsafe { symbol(RUNTIME, &library, stringify!($function)) }?,)*
+                    // SAFETY: the type is that of hip_runtime_api.h in all ROCms that have it.
+                    launch_together: unsafe { symbol(RUNTIME, &library, "hipModuleLaunchCooperativeKernel") }.ok(),
                     get_properties,
                     layout,
                     _library: library,
@@ -231,12 +235,6 @@ pub type LaunchTogether = unsafe extern "C" fn(
 ) -> Code;
 
 impl Api {
-    /// What launches blocks that wait for each other, if this runtime has it.
-    pub fn launch_together(&self) -> Option<LaunchTogether> {
-        // SAFETY: the type is that of hip_runtime_api.h for this symbol in all ROCms that have it.
-        unsafe { symbol(RUNTIME, &self._library, "hipModuleLaunchCooperativeKernel") }.ok()
-    }
-
     /// A device's PCI address. Asked for by name, since only ranks that share devices need it.
     pub fn pci_address(&self, device: c_int) -> Result<(Code, String)> {
         type GetAddress = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> Code;
