@@ -22,8 +22,8 @@ template <int STAGES, int WARPS> struct Ring {
 #pragma unroll 4                         // all at once take registers that there are not
     for (int row = LANE / 8; row < KV_PAGE; row += WAVE / 8) {
       if (row < first || row > last) continue;
-      copy16(to + row * ROW_BYTES, from + row * ROW_BYTES);
-      copy16(to + row * ROW_BYTES + HALF_TILE, from + row * ROW_BYTES + HALF_TILE);
+      copy16(to + row * KEY_BYTES, from + row * KEY_BYTES);
+      copy16(to + row * KEY_BYTES + HALF_TILE, from + row * KEY_BYTES + HALF_TILE);
     }
     commit_copies();
   }

@@ -27,7 +27,7 @@ static_assert(STAGES >= 2, "a tile is fetched while another one is multiplied");
 // times NaN is NaN.
 DEV void copy_tile(u32 to, const u8* from, int first, int last) {
   UNROLL for (int i = 0; i < TILE_BYTES / 16; i += THREADS) {
-    const int piece = i + TID, row = piece / (ROW_BYTES / 16) % KV_PAGE;
+    const int piece = i + TID, row = piece / (KEY_BYTES / 16) % KV_PAGE;
     copy16_or_zeros(to + piece * 16, from + piece * 16, row >= first && row <= last);
   }
 }

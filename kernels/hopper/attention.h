@@ -5,7 +5,7 @@
 
 // Starts the bulk copy of a tile's positions first .. last, K and V; it reports to `barrier` (an mbarrier).
 DEV void copy_tile(u32 to, const u8* from, int first, int last, u32 barrier, u64 policy) {
-  const u32 bytes = (last - first + 1) * ROW_BYTES, skip = first * ROW_BYTES;
+  const u32 bytes = (last - first + 1) * KEY_BYTES, skip = first * KEY_BYTES;
   barrier_arrive_expect(barrier, 2 * bytes);
   if (bytes == HALF_TILE) {
     bulk_copy(to, from, TILE_BYTES, barrier, policy);

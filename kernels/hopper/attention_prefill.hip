@@ -28,7 +28,7 @@ enum : int {
   THREADS = ATTENTION_PREFILL_THREADS,
   LOADERS = 3 * WAVE,                    // threads that load queries
   ITEMS = 3,                             // items under way
-  GROUP_BYTES = GROUP_ROWS * GROUP_HEADS * ROW_BYTES,
+  GROUP_BYTES = GROUP_ROWS * GROUP_HEADS * KEY_BYTES,
   QUERY_BYTES = GROUPS * GROUP_BYTES,
   STAGES = 8,
 };
@@ -55,7 +55,7 @@ DEV Control& control() { return *(Control*)(DYNAMIC_SHARED + CONTROL_AT); }
 DEV void clear_values(u8* values, int first, int last) {
   const u32x4 zero = {};
   ROLLED for (int i = LANE; i < HALF_TILE / 16; i += WAVE) {
-    const int row = i / (ROW_BYTES / 16);
+    const int row = i / (KEY_BYTES / 16);
     if (row < first || row > last) ((u32x4*)values)[i] = zero;
   }
   async_proxy_fence();

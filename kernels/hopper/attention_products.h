@@ -12,7 +12,7 @@ DEV void pin(float* v) { UNROLL for (int i = 0; i < 32; i++) asm volatile("" : "
 // which are the contracted dimension of Q and K (K-major), but not of V (MN-major).
 DEV u64 operand(u32 at) { return (u64)(at >> 4) | (u64)(1024 >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
 // of k16, in a descriptor's units of 16 bytes
-constexpr u32 K16_ALONG_ROWS = 32 >> 4, K16_DOWN_ROWS = 16 * ROW_BYTES >> 4;
+constexpr u32 K16_ALONG_ROWS = 32 >> 4, K16_DOWN_ROWS = 16 * KEY_BYTES >> 4;
 
 // Wgmma of instruction.h has no transposed operands. A is in registers.
 #define WGMMA_TRANSPOSED(types) \

@@ -10,8 +10,8 @@
 enum : int {
   HEAD_DIM = ATTENTION_DECODE_HEAD_DIM,
   GROUP_HEADS = ATTENTION_DECODE_HEADS_PER_KV_HEAD,        // query heads per kv head: a GQA group
-  ROW_BYTES = HEAD_DIM * 2,
-  HALF_TILE = KV_PAGE * ROW_BYTES,       // K of a tile, or V
+  KEY_BYTES = HEAD_DIM * 2,
+  HALF_TILE = KV_PAGE * KEY_BYTES,       // K of a tile, or V
   TILE_BYTES = 2 * HALF_TILE,
 };
 

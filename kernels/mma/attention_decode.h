@@ -132,8 +132,8 @@ struct Offsets { u32 k[BLOCKS], v[BLOCKS]; };
 DEV Offsets offsets() {
   Offsets o;
   UNROLL for (int i = 0; i < BLOCKS; i++) {
-    o.k[i] = LANE % 16 * ROW_BYTES + ((2 * i + LANE / 16) ^ LANE % 8) * 16;
-    o.v[i] = HALF_TILE + (LANE % 8 + LANE / 16 * 8) * ROW_BYTES + ((2 * i + LANE / 8 % 2) ^ LANE % 8) * 16;
+    o.k[i] = LANE % 16 * KEY_BYTES + ((2 * i + LANE / 16) ^ LANE % 8) * 16;
+    o.v[i] = HALF_TILE + (LANE % 8 + LANE / 16 * 8) * KEY_BYTES + ((2 * i + LANE / 8 % 2) ^ LANE % 8) * 16;
   }
   return o;
 }
@@ -174,12 +174,12 @@ template <int FORMAT> DEV void read_tile(Tile& t, u32 at, const Offsets& o, cons
     t.s[b][0] = t.s[b][1] = t.s[b][2] = t.s[b][3] = 0;
     UNROLL for (int i = 0; i < BLOCKS; i++) {
       u32 k[4];
-      load_matrices(k, at + o.k[i] + b * 16 * ROW_BYTES);
+      load_matrices(k, at + o.k[i] + b * 16 * KEY_BYTES);
       mma<FORMAT>(t.s[b], k, q.v[2 * i], q.v[2 * i + 1]);
     }
   }
   UNROLL for (int b = 0; b < BLOCKS; b++)
-    UNROLL for (int i = 0; i < BLOCKS; i++) load_transposed(t.v[b][i], at + o.v[i] + b * 16 * ROW_BYTES);
+    UNROLL for (int i = 0; i < BLOCKS; i++) load_transposed(t.v[b][i], at + o.v[i] + b * 16 * KEY_BYTES);
 }
 
 // Masks the tile's keys outside first .. last: their scores become -inf. Their values become 0, since the stage may

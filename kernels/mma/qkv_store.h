@@ -65,25 +65,36 @@ struct QkvStore : Qkv {
     }
   };
 
+  DEV static float scale_of(const RopeStoreArgs& s, const Unit& unit) {
+    return unit.query ? query_scale(s.head_dim) : 1.f;
+  }
+  // What a thread stores of eight tokens: two elements of one, and the two half a head further.
+  template <int FORMAT>
+  DEV static void finish(const GemmArgs& a, const Place& p, const Unit& unit, float scale, const float* acc,
+                         const float (&cos)[2], const float (&sin)[2], u32& low, u32& high) {
+    const auto pack = [](const float (&v)[2]) {
+      return FORMAT == FORMAT_F16 ? pack_f16(v[0], v[1]) : pack_bf16(v[0], v[1]);
+    };
+    float x[2], y[2];
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+      x[t] = acc[t] * a.scale + p.bias.x, y[t] = acc[2 + t] * a.scale + p.bias.y;
+      if (unit.value) continue;
+      rotate(x[t], y[t], cos[t], sin[t]);
+      x[t] = mul_rn(x[t], scale), y[t] = mul_rn(y[t], scale);
+    }
+    low = transpose8(pack(x)), high = transpose8(pack(y));
+  }
+
   template <int J, int FORMAT>
   DEV static void store_tokens(const GemmArgs& a, const Place& p, const float* acc, const Tokens<J>& tokens) {
     const RopeStoreArgs& s = store_of(a);
     const Unit unit(s, p.row);
-    const float scale = unit.query ? query_scale(s.head_dim) : 1.f;
-    const auto pack = [](const float (&v)[2]) {
-      return FORMAT == FORMAT_F16 ? pack_f16(v[0], v[1]) : pack_bf16(v[0], v[1]);
-    };
+    const float scale = scale_of(s, unit);
 #pragma unroll
     for (int j = 0; j < J; j++) {
-      float x[2], y[2];
-#pragma unroll
-      for (int t = 0; t < 2; t++) {
-        x[t] = acc[4 * j + t] * a.scale + p.bias.x, y[t] = acc[4 * j + 2 + t] * a.scale + p.bias.y;
-        if (unit.value) continue;
-        rotate(x[t], y[t], tokens.cos[j][t], tokens.sin[j][t]);
-        x[t] = mul_rn(x[t], scale), y[t] = mul_rn(y[t], scale);
-      }
-      const u32 low = transpose8(pack(x)), high = transpose8(pack(y));
+      u32 low, high;
+      finish<FORMAT>(a, p, unit, scale, acc + 4 * j, tokens.cos[j], tokens.sin[j], low, high);
       if (tokens.to[j] == nullptr) continue;
       *(u32*)tokens.to[j] = low;
       *(u32*)(tokens.to[j] + tokens.further[j]) = high;
