@@ -13,7 +13,7 @@ use crate::error::{Error, GpuFault, Result};
 use api::{Api, CudaTypes, Handle, LaunchAttribute, LaunchConfig, Ordinal};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// All devices; no context is created.
@@ -263,17 +263,78 @@ impl Vendor for Cuda {
     }
 
     unsafe fn queue(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()> {
+        let attributes: &[_] = if launch.overlap {
+            &[LaunchAttribute::OVERLAP]
+        } else {
+            &[]
+        };
+        // SAFETY: as the caller guarantees.
+        unsafe { self.queue_with(launch, attributes, stream) }
+    }
+
+    fn together(&self, function: FunctionHandle, threads: u32, shared_bytes: u32) -> Result<usize> {
+        let mut may = 0;
+        // SAFETY: writes one int.
+        let code =
+            unsafe { (self.api.device_attribute)(&mut may, api::ATTRIBUTE_COOPERATIVE_LAUNCH, self.context.device) };
+        self.check(code, || {
+            format!("cuDeviceGetAttribute({})", api::ATTRIBUTE_COOPERATIVE_LAUNCH)
+        })?;
+        // Such kernels ask for all shared memory that larger devices have.
+        if may == 0 || self.allow_shared(function, "", shared_bytes).is_err() {
+            return Ok(0);
+        }
+        let (function, mut blocks) = (function.0 as Handle, 0);
+        // SAFETY: the handle is live; writes one int.
+        let code = unsafe { (self.api.occupancy)(&mut blocks, function, threads as c_int, shared_bytes as usize) };
+        self.check(code, || {
+            format!("cuOccupancyMaxActiveBlocksPerMultiprocessor({threads} threads)")
+        })?;
+        Ok(blocks as usize)
+    }
+
+    unsafe fn queue_together(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()> {
+        // SAFETY: as the caller guarantees.
+        unsafe { self.queue_with(launch, &[LaunchAttribute::TOGETHER], stream) }
+    }
+
+    /// Uploads it, too, so that its first launch is as fast as later ones.
+    fn instantiate(&self, graph: Handle, stream: StreamHandle) -> Result<GraphHandle> {
+        let mut exec = null_mut();
+        // SAFETY: `graph` is what a capture ended with; writes one handle.
+        self.check(unsafe { (self.api.instantiate_graph)(&mut exec, graph, 0) }, || {
+            "cuGraphInstantiate".into()
+        })?;
+        let graph = GraphHandle(exec as u64);
+        // SAFETY: instantiated above; the stream is live and not captured any more.
+        let code = unsafe { (self.api.upload_graph)(exec, stream.0 as Handle) };
+        if let Err(error) = self.check(code, || "cuGraphUpload".into()) {
+            // The first error is the one returned.
+            let _ = self.free_graph(graph);
+            return Err(error);
+        }
+        Ok(graph)
+    }
+}
+
+impl Cuda {
+    /// Queues a kernel with these attributes of its launch.
+    ///
+    /// # Safety
+    /// As of [`Driver::launch`].
+    unsafe fn queue_with(
+        &self,
+        launch: &KernelLaunch<'_>,
+        attributes: &[LaunchAttribute],
+        stream: StreamHandle,
+    ) -> Result<()> {
         let config = LaunchConfig {
             grid: [launch.grid, 1, 1],
             block: [launch.block, 1, 1],
             shared_bytes: launch.shared_bytes,
             stream: stream.0 as Handle,
-            attributes: if launch.overlap {
-                &LaunchAttribute::OVERLAP
-            } else {
-                null()
-            },
-            attribute_count: c_uint::from(launch.overlap),
+            attributes: attributes.as_ptr(),
+            attribute_count: attributes.len() as c_uint,
         };
         let mut bytes = launch.args.len();
         let mut extra = [
@@ -298,24 +359,6 @@ impl Vendor for Cuda {
                 "cuLaunchKernelEx({grid} blocks of {block}, {shared_bytes} bytes shared, {bytes} bytes of arguments)"
             )
         })
-    }
-
-    /// Uploads it, too, so that its first launch is as fast as later ones.
-    fn instantiate(&self, graph: Handle, stream: StreamHandle) -> Result<GraphHandle> {
-        let mut exec = null_mut();
-        // SAFETY: `graph` is what a capture ended with; writes one handle.
-        self.check(unsafe { (self.api.instantiate_graph)(&mut exec, graph, 0) }, || {
-            "cuGraphInstantiate".into()
-        })?;
-        let graph = GraphHandle(exec as u64);
-        // SAFETY: instantiated above; the stream is live and not captured any more.
-        let code = unsafe { (self.api.upload_graph)(exec, stream.0 as Handle) };
-        if let Err(error) = self.check(code, || "cuGraphUpload".into()) {
-            // The first error is the one returned.
-            let _ = self.free_graph(graph);
-            return Err(error);
-        }
-        Ok(graph)
     }
 }
 

@@ -24,6 +24,7 @@ const RUNTIME: &str = Cuda::RUNTIME;
 pub const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 pub const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 pub const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
+pub const ATTRIBUTE_COOPERATIVE_LAUNCH: c_int = 95;
 /// `CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`: the less, the faster.
 pub const PEER_RANK: c_int = 1;
 pub const PEER_ACCESS: c_int = 2;
@@ -105,11 +106,15 @@ const _: () = assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribu
 
 impl LaunchAttribute {
     /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: programmatic dependent launch (PDL).
-    pub const OVERLAP: Self = {
+    pub const OVERLAP: Self = Self::switched_on(6);
+    /// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`: all blocks are on the device at once.
+    pub const TOGETHER: Self = Self::switched_on(2);
+
+    const fn switched_on(id: c_uint) -> Self {
         let mut value = [0; 16];
         value[0] = 1;
-        Self { id: 6, pad: 0, value }
-    };
+        Self { id, pad: 0, value }
+    }
 }
 
 macro_rules! api {
@@ -152,6 +157,7 @@ api! {
     enable_peer = "cuCtxEnablePeerAccess" (Handle, c_uint);
     copy_peer = "cuMemcpyPeerAsync" (Address, Handle, Address, Handle, usize, Handle);
     set_function_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int);
+    occupancy = "cuOccupancyMaxActiveBlocksPerMultiprocessor" (*mut c_int, Handle, c_int, usize);
     launch = "cuLaunchKernelEx" (*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
     instantiate_graph = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, c_ulonglong);
     upload_graph = "cuGraphUpload" (Handle, Handle);
