@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 4b7ef30004ee4e56) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 8e8cd517f36fca1a) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -44,7 +44,7 @@ enum : int {
   MOST_TOP = 20,             // the most tokens of a row that score gives
   POWERS = 32,               // entries 2^(i / POWERS) of the table that exponentials are computed from
   PEAK_FLOPS = 4194304,      // see PeakArgs
-  COMMAND_WORDS = 48,        // room for a command's arguments, in 8 bytes
+  COMMAND_WORDS = 96,        // room for a command's arguments, in 8 bytes
   COMMAND_NORM = 1,          // rmsnorm_few, of NormArgs
   COMMAND_QKV = 2,           // qkv_store, of QkvStoreArgs
   COMMAND_ATTENTION = 3,     // attention_decode, of AttentionArgs
@@ -505,10 +505,10 @@ struct LayerCommand {
   int blocks;                   // blocks that the kernel has by itself
   const float* from;            // attn_out: the rows that it adds to
   float* to;                    // norm: where the rows go, the experts' outputs added; attn_out: where they go for
-                                // later launches, or NULL
+                                // later launches, or NULL; on NVIDIA norm_route: where the logits go, in several copies
   unsigned short* newest;       // qkv_store and attention: each row's key and value of the step, [rows][keys of all kv
                                 // heads, their values][head_dim]
-  unsigned long long args[48];  // the kernel's argument struct; of norm_route as far as `sort`
+  unsigned long long args[96];  // the kernel's argument struct
 };
 
 // one_launch: a step's layers. What its blocks hand on to each other has not been written since it was wiped: filled
@@ -615,7 +615,7 @@ SIZE(PackArgs, 48) AT(PackArgs, wire, 0) AT(PackArgs, out, 8) AT(PackArgs, membe
 SIZE(PeakArgs, 16) AT(PeakArgs, out, 0) AT(PeakArgs, iterations, 8) AT(PeakArgs, never, 12)
 SIZE(SortMlp1Args, 368) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 176) AT(SortMlp1Args, most_rows, 360)
   AT(SortMlp1Args, reserved, 364)
-SIZE(LayerCommand, 416) AT(LayerCommand, op, 0) AT(LayerCommand, blocks, 4) AT(LayerCommand, from, 8)
+SIZE(LayerCommand, 800) AT(LayerCommand, op, 0) AT(LayerCommand, blocks, 4) AT(LayerCommand, from, 8)
   AT(LayerCommand, to, 16) AT(LayerCommand, newest, 24) AT(LayerCommand, args, 32)
 SIZE(OneLaunchArgs, 40) AT(OneLaunchArgs, commands, 0) AT(OneLaunchArgs, wiped, 8) AT(OneLaunchArgs, in_vain, 16)
   AT(OneLaunchArgs, count, 24) AT(OneLaunchArgs, pieces, 28) AT(OneLaunchArgs, patience, 32)

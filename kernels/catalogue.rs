@@ -434,7 +434,7 @@ pub struct Kernel {
     pub elements: Option<Elements>,
     /// Terms of an activation, in a product.
     pub terms: usize,
-    /// Tokens of a product's tile.
+    /// Tokens of a product's tile; of [`Op::OneLaunch`] those of the products whose work it does.
     pub tokens: usize,
     /// A suffix of the name, where kernels are equal in all of the above.
     pub variant: &'static str,
@@ -457,7 +457,7 @@ pub struct Kernel {
     pub most_rows: Option<usize>,
     /// Of a product.
     pub cut: Cut,
-    /// Of decode attention.
+    /// Of decode attention, and of [`Op::OneLaunch`], where a team is all there is for a job.
     pub workers: Workers,
     /// Whether it reads a step's plan only behind after_predecessor() (`gpu/`), so that it may overlap with the kernel
     /// that fetches the plan. Most read it before.
@@ -521,6 +521,11 @@ impl Kernel {
     /// With so much dynamic shared memory.
     pub const fn shared_bytes(self, shared_bytes: usize) -> Self {
         Self { shared_bytes, ..self }
+    }
+
+    /// Doing the work of products whose tiles have so many tokens.
+    pub const fn products_of(self, tokens: usize) -> Self {
+        Self { tokens, ..self }
     }
 
     /// With so many rows per block.

@@ -53,7 +53,7 @@ const NORM_WARPS: usize = NORM_THREADS / WARP;
 const QKV_WARPS: usize = 3;
 const QKV_STAGES: usize = 15;
 
-const WRITTEN: [Kernel; 14] = [
+const WRITTEN: [Kernel; 15] = [
     Kernel {
         cut: Cut::rows(QKV_WARPS * 16),
         ..Kernel::written(Op::NormQkv, "ampere/norm_qkv.hip", (NORM_WARPS + QKV_WARPS) * WARP)
@@ -82,7 +82,33 @@ const WRITTEN: [Kernel; 14] = [
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "ampere/matrix_peak.hip", 4 * WARP),
     Kernel::written(Op::AttentionPeak, "ampere/attention_peak.hip", 4 * WARP),
+    Kernel::written(
+        Op::OneLaunch,
+        "ampere/one_launch.hip",
+        (NORM_WARPS + DENSE_WARPS) * WARP,
+    )
+    .weights(Mxfp4)
+    .elements(F16)
+    .shared_bytes(NORM_WARPS * EXPERT_RING + 2 * (QKV_RING + OUT_RING))
+    .products_of(8)
+    .workers(Workers::Team)
+    .most_rows(1)
+    .limits(&[
+        Limit::AtMost(Dimension::Hidden, LEAN_HIDDEN),
+        Limit::MultipleOf(Dimension::Hidden, 8),
+        Limit::AtMost(Dimension::Experts, 128),
+        Limit::AtMost(Dimension::ExpertsPerToken, 4),
+        Limit::Exactly(Dimension::HeadDim, 64),
+        Limit::Exactly(Dimension::HeadsPerKvHead, 8),
+    ]),
 ];
+
+/// Of one launch: warps that multiply for qkv and attn_out, the ring buffers of two of them and of the others, and
+/// those of warps that multiply for the experts.
+const DENSE_WARPS: usize = 4;
+const QKV_RING: usize = 5 * 2 * 2048;
+const OUT_RING: usize = 9 * 2 * 2048;
+const EXPERT_RING: usize = 6 * 2 * 544;
 
 /// Persistent blocks whose warps have a cache tile and two partial sums each. Those for at most so many rows share a
 /// job's units.

@@ -71,6 +71,7 @@ const fn one_launch(weights: PackedFormat, elements: Elements) -> Kernel {
     Kernel::written(Op::OneLaunch, "cdna/one_launch.hip", 8 * WAVE)
         .weights(weights)
         .elements(elements)
+        .products_of(16)
         .most_rows(8)
         .limits(&[
             Limit::AtMost(Dimension::Hidden, NORM_THREADS * 8),

@@ -55,8 +55,7 @@ DEV void take8(const float* at, float* v) {
   f32x4 low, high;
   for (;;) {
     low = peek((const f32x4*)at), high = peek((const f32x4*)at + 1);
-    if (is_there(low) & is_there(high)) break;
-    still_wait();
+    if ((is_there(low) & is_there(high)) || !still_wait()) break;
   }
   UNROLL for (int i = 0; i < 4; i++) v[i] = low[i], v[4 + i] = high[i];
 }

@@ -74,7 +74,7 @@ shared! {
         PEAK_FLOPS: usize = 1 << 22;
 
         /// room for a command's arguments, in 8 bytes
-        COMMAND_WORDS: usize = 48;
+        COMMAND_WORDS: usize = 96;
         /// rmsnorm_few, of NormArgs
         COMMAND_NORM: i32 = 1;
         /// qkv_store, of QkvStoreArgs
@@ -698,12 +698,13 @@ shared! {
             blocks: i32,
             /// attn_out: the rows that it adds to
             from: *const f32,
-            /// norm: where the rows go, the experts' outputs added; attn_out: where they go for later launches, or NULL
+            /// norm: where the rows go, the experts' outputs added; attn_out: where they go for later launches, or
+            /// NULL; on NVIDIA norm_route: where the logits go, in several copies
             to: *mut f32,
             /// qkv_store and attention: each row's key and value of the step, `[rows][keys of all kv heads, their
             /// values][head_dim]`
             newest: *mut u16,
-            /// the kernel's argument struct; of norm_route as far as `sort`
+            /// the kernel's argument struct
             args: [u64; COMMAND_WORDS],
         }
 

@@ -272,6 +272,14 @@ pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, a
     (0..RUNS.len()).map(items).max().unwrap_or(rows)
 }
 
+/// Whether a row of so many keys, alone in its step, is cut into items of no more units than a group, which has one for
+/// each warp of a team, and these are a job for each of so many blocks at most: for each KV head, and with an item more
+/// where a window begins within a group. (Teams have no shorter runs than groups, and only longer rows have longer
+/// ones, see [`runs`].)
+pub fn is_one_job_a_block(keys: usize, kv_heads: usize, blocks: usize) -> bool {
+    (keys.div_ceil(GROUP_KEYS) + 1) * kv_heads <= blocks
+}
+
 /// What is said of a run of so many units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunVerdict {
@@ -504,6 +512,36 @@ mod tests {
 
     fn check(contexts: &[(usize, usize, usize)]) -> Vec<AttentionItem> {
         check_runs(contexts, 1)
+    }
+
+    #[test]
+    fn a_row_by_itself_is_one_job_a_block_as_far_as_that_is_said() {
+        for blocks in [16, 20, 58, 84, 108, 132, 160] {
+            let longest = (1..200_000)
+                .take_while(|&keys| is_one_job_a_block(keys, KV_HEADS, blocks))
+                .last();
+            let longest = longest.expect("a row of one key");
+            assert!(longest.is_multiple_of(GROUP_KEYS) && longest / GROUP_KEYS == blocks / KV_HEADS - 1);
+            for at_once in [blocks, 2 * blocks, 5 * blocks] {
+                let load = Load {
+                    at_once,
+                    ..load(ATTENTION_GROUP, usize::MAX)
+                };
+                let mut items = Vec::new();
+                for (first, keys) in (1..=longest)
+                    .step_by(61)
+                    .flat_map(|keys| [(0, keys), (4_000 + keys, keys)])
+                {
+                    let row = std::iter::once((0, first, keys));
+                    plan_decode(row, ALONE, &load, &mut Vec::new(), &mut items).unwrap();
+                    assert!(
+                        items.len() * KV_HEADS <= blocks,
+                        "{keys} keys from {first}, {blocks} blocks"
+                    );
+                    assert!(items.iter().all(|item| item.tokens as usize <= GROUP_KEYS));
+                }
+            }
+        }
     }
 
     fn check_runs(contexts: &[(usize, usize, usize)], least_run: usize) -> Vec<AttentionItem> {

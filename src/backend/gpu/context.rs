@@ -4,7 +4,7 @@ mod capture;
 
 pub use capture::Capture;
 
-use super::catalogue::{self, Kernel};
+use super::catalogue::{self, Kernel, Op};
 use super::code_objects::Image;
 use super::driver::{self, FunctionHandle, ModuleHandle};
 use super::launch::Launch;
@@ -134,7 +134,12 @@ impl Kernels {
                 code: None,
             });
         };
-        let shared_bytes = kernel.shared_bytes as u32;
+        // Whether the device has shared memory for one launch is asked for later.
+        let shared_bytes = if kernel.op == Op::OneLaunch {
+            0
+        } else {
+            kernel.shared_bytes as u32
+        };
         self.driver.function(self.modules[module], &kernel.name(), shared_bytes)
     }
 }

@@ -6,10 +6,10 @@ use super::queue::Listed;
 use super::values::Residual;
 use crate::backend::gpu::args::{
     AttentionArgs, COMMAND_ATTENTION, COMMAND_ATTN_OUT, COMMAND_MLP1, COMMAND_MLP2, COMMAND_NORM, COMMAND_QKV,
-    COMMAND_ROUTE, Format, GemmArgs, LayerCommand, NormArgs, NormRouteArgs, OneLaunchArgs, QkvStoreArgs, RopeStoreArgs,
-    RouteArgs, SLAB, SortArgs, SortMlp1Args,
+    COMMAND_ROUTE, Format, GemmArgs, LayerCommand, NormArgs, NormQkvArgs, NormRouteArgs, OneLaunchArgs, QkvStoreArgs,
+    RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortMlp1Args,
 };
-use crate::backend::gpu::catalogue::{Kernel, Op, PackedFormat};
+use crate::backend::gpu::catalogue::{Kernel, Op, PackedFormat, Workers};
 use crate::backend::gpu::driver::DevicePtr;
 use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::layout::TypedPtr;
@@ -18,20 +18,62 @@ use crate::error::Result;
 use crate::memory::{self, Purpose};
 use bytemuck::{NoUninit, Zeroable};
 use std::mem::offset_of;
+use std::ops::RangeInclusive;
 
-/// The kernels of a layer in their order, and the commands that they become.
-const LAYER: [(Op, i32); 7] = [
-    (Op::Norm, COMMAND_NORM),
-    (Op::QkvStore, COMMAND_QKV),
-    (Op::AttentionDecode, COMMAND_ATTENTION),
-    (Op::AttnOut, COMMAND_ATTN_OUT),
-    (Op::NormRoute, COMMAND_ROUTE),
-    (Op::SortMlp1, COMMAND_MLP1),
-    (Op::Mlp2, COMMAND_MLP2),
+/// The commands of a layer in their order, and the kernels whose work they do.
+const LAYER: [(i32, &[Op]); 7] = [
+    (COMMAND_NORM, &[Op::Norm]),
+    (COMMAND_QKV, &[Op::QkvStore]),
+    (COMMAND_ATTENTION, &[Op::AttentionDecode]),
+    (COMMAND_ATTN_OUT, &[Op::AttnOut]),
+    (COMMAND_ROUTE, &[Op::NormRoute]),
+    (COMMAND_MLP1, &[Op::SortMlp1, Op::Mlp1]),
+    (COMMAND_MLP2, &[Op::Mlp2]),
 ];
 
-/// Tokens that a product streams weights past.
-const STREAM_TOKENS: usize = 16;
+/// Copies of a row's logits, so that blocks do not all poll one line.
+const LOGITS_COPIES: usize = 8;
+
+/// Slabs of a row that a launch whose attention is done by teams multiplies (`kernels/ampere/one_launch.h`): as many as
+/// its ring buffers have at least, and room for so many.
+const SLABS: RangeInclusive<i32> = 18..=64;
+
+/// A kernel that a layer has otherwise, or a part of one.
+struct Part<'l> {
+    op: Op,
+    of: &'l Listed,
+    args: &'l [u8],
+}
+
+impl Part<'_> {
+    /// Slabs of a product's row.
+    fn k_blocks(&self) -> Option<i32> {
+        let product = match self.op {
+            Op::QkvStore => offset_of!(QkvStoreArgs, product),
+            Op::SortMlp1 => offset_of!(SortMlp1Args, product),
+            Op::AttnOut | Op::Mlp1 | Op::Mlp2 => 0,
+            _ => return None,
+        };
+        let at = product + offset_of!(GemmArgs, k_blocks);
+        Some(bytemuck::pod_read_unaligned(&self.args[at..][..size_of::<i32>()]))
+    }
+}
+
+/// What has been listed, norm and product apart.
+fn parts(listed: &[Listed]) -> Result<Vec<Part<'_>>> {
+    let mut parts = memory::room(2 * listed.len(), Purpose::Step)?;
+    for of in listed {
+        let part = |op, args| Part { op, of, args };
+        if of.launch.kernel.op == Op::NormQkv {
+            let norm = offset_of!(NormQkvArgs, norm);
+            parts.push(part(Op::Norm, &of.args[norm..norm + size_of::<NormArgs>()]));
+            parts.push(part(Op::QkvStore, &of.args[..size_of::<QkvStoreArgs>()]));
+        } else {
+            parts.push(part(of.launch.kernel.op, &of.args[..]));
+        }
+    }
+    Ok(parts)
+}
 
 /// Where a layer hands its values on, in bytes behind the beginning of its memory.
 struct Places {
@@ -44,6 +86,7 @@ struct Places {
     attention: usize,
     experts: usize,
     shares: usize,
+    logits: usize,
     slots: usize,
     counts: usize,
     offsets: usize,
@@ -76,6 +119,7 @@ impl Places {
             attention: take(tiled(rows, config.q_dim())),
             experts: take(4 * picks),
             shares: take(4 * picks),
+            logits: take(4 * LOGITS_COPIES * config.n_experts),
             slots: take(4 * picks),
             counts: take(4 * config.n_experts),
             offsets: take(4 * (config.n_experts + 1)),
@@ -132,37 +176,42 @@ impl GpuOps {
         let queued = queue(self);
         let listed = self.queue.end_list();
         queued?;
-        let expected = |(listed, (op, _)): (&Listed, &(Op, i32))| {
-            let of = listed.launch.kernel;
-            let weights = match op {
+        let parts = parts(&listed)?;
+        let expected = |(part, (_, ops)): (&Part<'_>, &(i32, &[Op]))| {
+            let of = part.of.launch.kernel;
+            let weights = match part.op {
                 Op::QkvStore | Op::AttnOut => Some(PackedFormat::W16),
-                Op::SortMlp1 | Op::Mlp2 => kernel.weights,
+                Op::SortMlp1 | Op::Mlp1 | Op::Mlp2 => kernel.weights,
                 _ => None,
             };
-            let streams = of.tokens == if weights.is_some() { STREAM_TOKENS } else { 0 };
+            let streams = of.op == Op::NormQkv || of.tokens == weights.map_or(0, |_| kernel.tokens);
             let alike = of.elements.is_none() || of.elements == kernel.elements;
-            of.op == *op && of.weights == weights && streams && alike
+            let held = of.op == Op::NormQkv || of.weights == weights;
+            let k_blocks = part.k_blocks();
+            let has_room = kernel.workers != Workers::Team || k_blocks.is_none_or(|slabs| SLABS.contains(&slabs));
+            ops.contains(&part.op) && held && streams && alike && has_room
         };
-        let mut layers = listed.chunks(LAYER.len());
+        let mut layers = parts.chunks(LAYER.len());
         if !layers.all(|layer| layer.len() == LAYER.len() && layer.iter().zip(&LAYER).all(expected)) {
             return Ok(None);
         }
         let places = Places::new(&self.args.config, self.shape.rows);
-        let count = listed.len() / LAYER.len();
-        let mut commands = memory::room(listed.len(), Purpose::Step)?;
-        for (i, listed) in listed.iter().enumerate() {
+        let count = parts.len() / LAYER.len();
+        let mut commands = memory::room(parts.len(), Purpose::Step)?;
+        for (i, part) in parts.iter().enumerate() {
             let (layer, which) = (i / LAYER.len(), i % LAYER.len());
             let mut command = LayerCommand {
-                op: LAYER[which].1,
-                blocks: listed.launch.blocks as i32,
+                op: LAYER[which].0,
+                blocks: part.of.launch.blocks as i32,
                 ..LayerCommand::zeroed()
             };
             let room: &mut [u8] = bytemuck::cast_slice_mut(&mut command.args);
-            let bytes = listed.args.len().min(room.len());
-            room[..bytes].copy_from_slice(&listed.args[..bytes]);
+            let bytes = part.args.len().min(room.len());
+            room[..bytes].copy_from_slice(&part.args[..bytes]);
             let memory = |layer: usize| at.add(layer * places.bytes);
             let before = layer.checked_sub(1).map(memory);
-            if !self.hand_on(&mut command, &places, memory(layer), before, layer + 1 == count) {
+            let sorts = part.op == Op::SortMlp1;
+            if !self.hand_on(&mut command, sorts, &places, memory(layer), before, layer + 1 == count) {
                 return Ok(None);
             }
             commands.push(command);
@@ -171,10 +220,12 @@ impl GpuOps {
     }
 
     /// Sets where a command of the layer whose memory is at `here` hands values on, and where it takes them, which may
-    /// be in the memory of the layer `before`. What later launches read stays where it was. Whether it can be done.
+    /// be in the memory of the layer `before`. `sorts`: of mlp1 that sorts rows, too. What later launches read stays
+    /// where it was. Whether it can be done.
     fn hand_on(
         &self,
         command: &mut LayerCommand,
+        sorts: bool,
         places: &Places,
         here: DevicePtr,
         before: Option<DevicePtr>,
@@ -194,6 +245,7 @@ impl GpuOps {
             COMMAND_NORM => command.to = TypedPtr::new(place(places.sums)),
             COMMAND_QKV | COMMAND_ATTENTION => command.newest = TypedPtr::new(place(places.newest)),
             COMMAND_ATTN_OUT => command.from = TypedPtr::new(place(places.sums)),
+            COMMAND_ROUTE => command.to = TypedPtr::new(place(places.logits)),
             _ => {}
         }
         let mut args = Fields(command);
@@ -250,11 +302,13 @@ impl GpuOps {
                 args.set(MLP1 + offset_of!(GemmArgs, in_rows), rows);
                 args.set(MLP1 + offset_of!(GemmArgs, tiled), place(places.h));
                 args.set(MLP1 + offset_of!(GemmArgs, tiled_rows), slots);
-                args.set(SORT + offset_of!(SortArgs, experts), place(places.experts));
-                args.set(SORT + offset_of!(SortArgs, offsets), place(places.offsets));
-                args.set(SORT + offset_of!(SortArgs, counts), place(places.counts));
-                if !last {
-                    args.set(SORT + offset_of!(SortArgs, slots), place(places.slots));
+                if sorts {
+                    args.set(SORT + offset_of!(SortArgs, experts), place(places.experts));
+                    args.set(SORT + offset_of!(SortArgs, offsets), place(places.offsets));
+                    args.set(SORT + offset_of!(SortArgs, counts), place(places.counts));
+                    if !last {
+                        args.set(SORT + offset_of!(SortArgs, slots), place(places.slots));
+                    }
                 }
             }
             _ => {

@@ -1,8 +1,9 @@
-//! Steps of few decoding rows whose layers are one launch (`kernels/cdna/one_launch.h`), where the device has such
-//! launches and is faster so.
+//! Steps of few decoding rows whose layers are one launch (`kernels/cdna/one_launch.h`,
+//! `kernels/ampere/one_launch.h`), where the device has such launches and is faster so.
 
 use super::super::args::{KV_PAGE, LayerCommand, OneLaunchArgs};
-use super::super::catalogue::Kernel;
+use super::super::attention_plan::is_one_job_a_block;
+use super::super::catalogue::{Kernel, Workers};
 use super::super::context::Context;
 use super::super::launch::Launch;
 use super::super::layout::TypedPtr;
@@ -34,6 +35,7 @@ pub struct OneLaunch {
     /// Whether steps are launched so.
     chosen: bool,
     launch: Launch,
+    kv_heads: usize,
     /// Memory that values are handed on through: a step uses one and wipes the other.
     memory: [DeviceBuffer; 2],
     /// The bytes of each that the step which used it last may have written.
@@ -71,6 +73,7 @@ impl OneLaunch {
         Ok(Some(Self {
             chosen: false,
             launch: Launch::new(kernel, blocks),
+            kv_heads: common.config.n_kv_heads,
             memory: [wiped()?, wiped()?],
             used: [0; 2],
             next: 0,
@@ -83,7 +86,14 @@ impl OneLaunch {
     /// Whether a step is one of few decoding rows, each of which writes a page that no other reads.
     fn takes(&self, plan: &StepPlan, shape: &StepShape) -> bool {
         let few = shape.prefill_tiles == 0 && shape.decode_items > 0 && self.launch.kernel.holds(shape.rows);
-        self.chosen && few && !newest_is_shared(plan)
+        self.chosen && few && self.attends(plan) && !newest_is_shared(plan)
+    }
+
+    /// Whether the blocks do a step's attention in one go, where each has a team for one job.
+    fn attends(&self, plan: &StepPlan) -> bool {
+        let Launch { kernel, blocks, .. } = self.launch;
+        let in_one_go = |chunk: &Chunk| is_one_job_a_block(chunk.first_position + 1, self.kv_heads, blocks);
+        kernel.workers != Workers::Team || plan.chunks.iter().all(in_one_go)
     }
 
     /// What the next step is launched with, whose commands lie in these lists.
@@ -144,6 +154,15 @@ impl Stage {
         if let Some(one) = &mut self.one_launch {
             one.patience = SECONDS * TICKS;
         }
+    }
+
+    /// From now on they are, if they can be, also where that has been given up for being slower. Whether they can be.
+    pub fn insist_on_one_launch(&mut self, common: &Common) -> Result<bool> {
+        if self.one_launch.is_none() {
+            self.one_launch = OneLaunch::new(&self.context, &self.ops, &self.weights, common)?;
+        }
+        self.keep_one_launch(true);
+        Ok(self.has_one_launch())
     }
 
     /// Fails if blocks of a step that has been queued have waited for each other in vain.

@@ -1,0 +1,102 @@
+// What the parts of one_launch.h have in common: warps, barriers, and what a block keeps.
+#pragma once
+#define ONE_LAUNCH
+#include "../gpu/gpu.h"
+
+// Read anew each time: else the compiler computes what depends on them for all parts at once, before the first layer,
+// and has no registers left for it.
+DEV int this_thread() {
+  unsigned thread;
+  asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
+  return thread % 1024;                                    // which is not negative
+}
+DEV int this_block() {
+  unsigned block;
+  asm volatile("mov.u32 %0, %ctaid.x;" : "=r"(block));
+  return block % 65536;
+}
+DEV int all_blocks() {
+  unsigned blocks;
+  asm volatile("mov.u32 %0, %nctaid.x;" : "=r"(blocks));
+  return blocks % 65536;
+}
+#undef TID
+#undef BID
+#undef GRID
+#define TID this_thread()
+#define BID this_block()
+#define GRID all_blocks()
+
+#include "../mma/attention_decode.h"
+#include "../mma/qkv_store.h"
+#include "../norm_route.h"
+#include "copy.h"
+#include "operands.h"
+
+enum : int {
+  ROW_WARPS = NORM_WAVES,                                  // which norm
+  DENSE_WARPS = 4,                                         // which multiply for qkv and attn_out
+  THREADS = (ROW_WARPS + DENSE_WARPS) * WAVE,
+  TEAM_WARPS = 4,                                          // of a job of attention
+  QKV_STAGES = 5,                                          // of two slabs
+  OUT_STAGES = 9,
+  EXPERT_STAGES = 6,
+  EXPERTS = 4,                                             // at most, of a row
+  MOST_N_EXPERTS = 128,
+  HIDDEN = NORM_FEW_MOST_HIDDEN,
+  WIDE = 4096,                                             // at most, of attention's outputs and an expert's units
+  COPIES = 8,                                              // of the logits, so that blocks do not all poll one line
+};
+
+// ---- barriers of warps
+
+enum : int { ROW_BARRIER = 1, NORMED_BARRIER, OUT_BARRIER, ATTENDED_BARRIER, TEAM_BARRIER };
+DEV void meet(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEV void tell(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEV void meet_row() { meet(ROW_BARRIER, ROW_WARPS * WAVE); }
+
+// ---- what a block keeps
+
+// What the commands of a layer say.
+struct Layer {
+  NormArgs norm;
+  QkvStoreArgs qkv;
+  AttentionArgs attention;
+  GemmArgs out;
+  NormArgs route_norm;
+  RouteArgs route;
+  GemmArgs mlp1, mlp2;
+  u16* newest;
+  float *out_also, *logits;
+};
+enum : int { NORM, QKV, ATTENTION, ATTN_OUT, ROUTE, MLP1, MLP2, OF_LAYER, LAYERS_KEPT = 3 };
+
+struct Shared {
+  alignas(128) u16 t[HIDDEN + SLAB];                       // the normed row, of qkv and then of mlp1
+  alignas(128) u16 wide[WIDE + SLAB];                      // attention's outputs, then an expert's gated units
+  alignas(16) float x[HIDDEN];                             // the residual row, then the router's normed row
+  alignas(16) u16 router[HIDDEN];                          // an expert's weights
+  Layer layers[LAYERS_KEPT];
+  float sums[2][NORM_WAVES];
+  int picks[EXPERTS];                                      // in order of the experts
+  float shares[EXPERTS];
+};
+static SHARED Shared s;
+
+DEV Layer& layer_of(int i) { return s.layers[i % LAYERS_KEPT]; }
+// Threads `thread` of `threads` fetch layer `i`'s.
+template <class T> DEV void fetch(T& to, const LayerCommand& from, int thread, int threads) {
+  ROLLED for (int i = thread; i < (int)sizeof(T) / 8; i += threads) ((u64*)&to)[i] = from.args[i];
+}
+DEV void fetch_layer(const LayerCommand* commands, int i, int thread, int threads) {
+  const LayerCommand* of = commands + i * OF_LAYER;
+  Layer& to = layer_of(i);
+  fetch(to.norm, of[NORM], thread, threads), fetch(to.qkv, of[QKV], thread, threads);
+  fetch(to.attention, of[ATTENTION], thread, threads), fetch(to.out, of[ATTN_OUT], thread, threads);
+  static_assert(__builtin_offsetof(Layer, route) == __builtin_offsetof(Layer, route_norm) + sizeof(NormArgs), "");
+  ROLLED for (int i = thread; i < (int)(sizeof(NormArgs) + sizeof(RouteArgs)) / 8; i += threads)
+    ((u64*)&to.route_norm)[i] = of[ROUTE].args[i];
+  fetch(to.mlp1, of[MLP1], thread, threads), fetch(to.mlp2, of[MLP2], thread, threads);
+  if (thread == 0) to.newest = of[QKV].newest, to.out_also = of[ATTN_OUT].to, to.logits = of[ROUTE].to;
+}
+

@@ -1,0 +1,174 @@
+// Attention of one row: attention_decode (../mma/attention_decode.h) by a team of warps, to the bit, with fewer
+// registers. The host sees to it that a block has one job at most, of no more units than the team has warps.
+#pragma once
+#include "row.h"
+
+// Adds a page to a unit's sums: read_tile(), mask_tile() and add_tile() with fewer registers.
+DEV void add_page(State& u, u32 tile, const Offsets& o, const Query& q, int first, int last) {
+  const int lane = LANE;
+  float s[BLOCKS][4];
+  UNROLL for (int b = 0; b < BLOCKS; b++) {
+    s[b][0] = s[b][1] = s[b][2] = s[b][3] = 0;
+    UNROLL for (int i = 0; i < BLOCKS; i++) {
+      u32 k[4];
+      load_matrices(k, tile + o.k[i] + b * 16 * KEY_BYTES);
+      mma<FORMAT_F16>(s[b], k, q.v[2 * i], q.v[2 * i + 1]);
+    }
+  }
+  UNROLL for (int b = 0; b < BLOCKS; b++) UNROLL for (int half = 0; half < 2; half++) {
+    const int key = 16 * b + 8 * half + lane / 4;
+    if (key < first || key > last) s[b][2 * half] = s[b][2 * half + 1] = NEGATIVE_INFINITY;
+  }
+  float top[2];
+  UNROLL for (int h = 0; h < 2; h++) {
+    top[h] = max_of(s[0][h], s[0][2 + h]);
+    UNROLL for (int b = 1; b < BLOCKS; b++) top[h] = max_of(top[h], max_of(s[b][h], s[b][2 + h]));
+  }
+  if (wave_any(top[0] > u.m[0] + SLACK<FORMAT_F16> || top[1] > u.m[1] + SLACK<FORMAT_F16>)) {
+    UNROLL for (int h = 0; h < 2; h++) {
+      const float m = max_of(u.m[h], max_over_keys(top[h])), f = exp2_fast(u.m[h] - m);
+      u.m[h] = m, u.sum[h] *= f;
+      UNROLL for (int i = 0; i < BLOCKS; i++) u.o[i][h] *= f, u.o[i][2 + h] *= f;
+    }
+  }
+  UNROLL for (int b = 0; b < BLOCKS; b++) {
+    float w[4];
+    UNROLL for (int j = 0; j < 4; j++) w[j] = exp2_fast(s[b][j] - u.m[j % 2]);
+    u.sum[0] += w[0] + w[2], u.sum[1] += w[1] + w[3];
+    const u32 p0 = transpose8(pack_weights<FORMAT_F16>(w[0], w[1]));
+    const u32 p1 = transpose8(pack_weights<FORMAT_F16>(w[2], w[3]));
+    UNROLL for (int i = 0; i < BLOCKS; i++) {
+      u32 v[4];
+      load_transposed(v, tile + o.v[i] + b * 16 * KEY_BYTES);
+      UNROLL for (int half = 0; half < 2; half++) {
+        const int key = 16 * b + 8 * half + lane % 4 * 2;
+        const u32 keep = (key >= first && key <= last ? 0xffffu : 0) |
+                         (key + 1 >= first && key + 1 <= last ? 0xffff0000u : 0);
+        v[2 * half] &= keep, v[2 * half + 1] &= keep;
+      }
+      mma<FORMAT_F16>(u.o[i], v, p0, p1);
+    }
+  }
+}
+
+// A job of the team's. Each of its warps has one unit of keys.
+struct Team {
+  const AttentionArgs& a;
+  const u16* newest;                                       // the step's key and value
+  u32 tiles;                                               // as many as warps
+  int warp, lane;
+
+  // The rows of a page that the job sees. The newest are not there yet, or half.
+  DEV void copy(const Job& job, int page, u32 tile) const {
+    const int number = shfl(job.page, page - job.first / KV_PAGE);
+    const u8* from = tile_of(a, job, number) + lane * 16;
+    const int first = (job.first - page * KV_PAGE) * 8, last = (job.last - page * KV_PAGE) * 8 + 7;  // pieces
+#pragma unroll 4
+    for (int i = 0; i < KV_PAGE * 8; i += WAVE) {
+      if (i + lane < first || i + lane > last) continue;
+      copy16(tile + (i + lane) * 16, from + i * 16);
+      copy16(tile + HALF_TILE + (i + lane) * 16, from + HALF_TILE + i * 16);
+    }
+    commit_copies();
+  }
+  // Puts the newest key and value in their place.
+  DEV void patch(const Job& job, int page, u32 tile) const {
+    if (page != job.row_last / KV_PAGE || job.last != job.row_last) return;
+    const int at = job.row_last % KV_PAGE, piece = lane % 8, kv_head = job.index % a.kv_heads;
+    if (lane < 16) {
+      const int head = kv_head + (lane < 8 ? 0 : a.kv_heads);
+      const u32x4 v = take((const u32x4*)(newest + head * HEAD_DIM) + piece);
+      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                   ::"r"(tile + (lane < 8 ? 0 : HALF_TILE) + at * 128 + (piece ^ at % 8) * 16),
+                   "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+    }
+    __syncwarp();
+  }
+
+  static DEV void meet() { ::meet(TEAM_BARRIER, TEAM_WARPS * WAVE); }
+  static DEV bool any(bool b) {
+    int any;
+    asm volatile("{ .reg .pred p, q; setp.ne.s32 p, %1, 0;\n"
+                 "barrier.cta.red.or.pred q, %2, %3, p; selp.s32 %0, 1, 0, q; }"
+                 : "=r"(any) : "r"((int)b), "n"((int)TEAM_BARRIER), "n"(TEAM_WARPS * WAVE) : "memory");
+    return any;
+  }
+
+  // As load_query().
+  DEV Query take_query(const Job& job) const {
+    Query q = {};
+    const u32* from = (const u32*)a.q + (job.index % a.kv_heads * GROUP_HEADS + lane / 4) * (HEAD_DIM / 2) + lane % 4;
+    for (;;) {
+      bool all = true;
+      UNROLL for (int i = 0; i < 2 * BLOCKS; i++) q.v[i] = peek(from + 4 * i);
+      UNROLL for (int i = 0; i < 2 * BLOCKS; i++) all &= is_there(q.v[i]);
+      if (all || !still_wait()) return q;
+    }
+  }
+
+  DEV void attend(const Job& job, float* sums) const {
+    constexpr int COUNT = BLOCKS / TEAM_WARPS;
+    const Offsets at = offsets();
+    const int block = warp * COUNT, last = job.last / ATTENTION_UNIT;
+    const float2 sinks = load_sinks(a, job);
+    const int mine = job.first / ATTENTION_UNIT + warp;    // the warp's unit: there are no more than warps
+    const auto first_page = [&](int unit) { return max(job.first / KV_PAGE, unit * UNIT_PAGES); };
+    const auto last_page = [&](int unit) { return min(job.last / KV_PAGE, unit * UNIT_PAGES + UNIT_PAGES - 1); };
+    // Where few units come, a warp has tiles for both pages of its own.
+    const bool both = last - job.first / ATTENTION_UNIT < TEAM_WARPS / 2;
+    const u32 tile = tiles + warp * (both ? 2 : 1) * TILE_BYTES;
+    if (mine <= last) {
+      copy(job, first_page(mine), tile);
+      if (both && first_page(mine) < last_page(mine)) copy(job, last_page(mine), tile + TILE_BYTES);
+    }
+    const Query q = take_query(job);
+    if (mine <= last) {
+      State u = nothing();
+      ROLLED for (int page = first_page(mine); page <= last_page(mine); page++) {
+        const u32 of_page = tile + (both && page > first_page(mine) ? (int)TILE_BYTES : 0);
+        wait_copies<0>();
+        __syncwarp();
+        patch(job, page, of_page);
+        ::add_page(u, of_page, at, q, job.first - page * KV_PAGE, job.last - page * KV_PAGE);
+        __syncwarp();
+        if (!both && page < last_page(mine)) copy(job, page + 1, tile);
+      }
+      sum_lanes(u);
+      store_partial<false>(sums + warp * PARTIAL_FLOATS, u, 0);
+    }
+    meet();
+    Tree<Sums<COUNT>> tree;
+    tree.first = job.first / ATTENTION_UNIT;
+    ROLLED for (int unit = tree.first; unit <= last; unit++) {
+      Sums<COUNT> u;
+      load_partial<false>(u, sums + (unit - tree.first) * PARTIAL_FLOATS, block);
+      tree.add(u, unit, 1, unit == last);
+    }
+    meet();                                                // the next layer's sums come there
+    if (job.row_items > 1) {
+      store_part(a, job, tree.total, block);
+      meet();                                              // all warps have stored
+      if (!any(warp == 0 && arrive_last(a, job))) return;
+      fold_partials(a, job, tree, block);
+    }
+    hand_on_row(job, tree.total, sinks, block);
+  }
+  // As store_row().
+  template <int COUNT> DEV void hand_on_row(const Job& job, const Sums<COUNT>& s, float2 sinks, int block) const {
+    const float f[2] = {normalizer(s.m[0], s.sum[0], sinks.x * LOG2E), normalizer(s.m[1], s.sum[1], sinks.y * LOG2E)};
+    const int k = (job.index % a.kv_heads * GROUP_HEADS + lane / 4) * HEAD_DIM + block * 16 + lane % 4 * 2;
+    UNROLL for (int i = 0; i < COUNT; i++) UNROLL for (int half = 0; half < 2; half++) {
+      const u32 v = transpose8(pack_output<FORMAT_F16>(s.o[i][2 * half] * f[0], s.o[i][2 * half + 1] * f[1]));
+      hand_on((u32*)(a.out + k + 16 * i + 8 * half), v);
+    }
+  }
+};
+
+// The block's job of a layer; its tiles and its warps' sums come to shared memory.
+DEV void attend(int layer, u32 tiles, float* sums) {
+  const AttentionArgs& a = layer_of(layer).attention;
+  const int thread = TID, block = BID;
+  const Team team = {a, layer_of(layer).newest, tiles, thread / WAVE, thread % WAVE};
+  const int jobs = (a.windowed ? a.step.header->window_items : a.step.header->full_items) * a.kv_heads;
+  if (block < jobs) team.attend(load_job(a, block, jobs), sums);
+}
