@@ -9,6 +9,7 @@ use super::{drivers, open};
 use getp::backend::gpu::args::{ATTENTION_GROUP, ATTENTION_UNIT, KV_PAGE};
 use getp::backend::gpu::attention_plan::{Load, least_run, won_by_sharing};
 use getp::backend::gpu::open::inspect::open_cut;
+use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::shared_keys::{PagedRow, SharedPrefixes};
 use getp::batch::Want;
 use getp::checkpoint::Checkpoint;
@@ -260,6 +261,45 @@ fn rows_longer_than_a_span() {
             assert!(!alone.greedy.is_empty());
             check(alone, 0, &together, request, &format!("{count} rows"));
         }
+    }
+}
+
+/// A row by itself, whose layers are one launch where the device has it, and the same beside others, whose are not: of
+/// few keys and of as many as several blocks share, with more experts than a warp has lanes.
+#[test]
+#[cfg_attr(feature = "simt", ignore = "for a device: the emulated one has no such launches")]
+fn a_row_by_itself() {
+    const LENGTHS: [usize; 5] = [3, 130, 500, 2100, 8150];
+    let [grouped, _] = configs();
+    let config = ModelConfig {
+        hidden_dim: 1216,
+        n_experts: 40,
+        experts_per_token: 4,
+        intermediate_dim: 1184,
+        n_attn_heads: 24,
+        n_kv_heads: 3,
+        n_layers: 5,
+        seq_len: LENGTHS[4] + 4 * MORE,
+        ..grouped
+    };
+    let checkpoint = SyntheticCheckpoint::new(&config, 87, Temperament::Wild).unwrap();
+    let prompts: Vec<_> = (0..LENGTHS.len()).map(|i| prompt(&config, i, LENGTHS[i])).collect();
+    let options = Options {
+        kv_mb: 2048,
+        ..options(Precision::Fast, prompts.len(), 4096)
+    };
+    let recorded = Run {
+        record_all: false,
+        more: 4 * MORE,
+        ..run(Want::Logits)
+    };
+    let mut replica = open(&checkpoint, &options);
+    let together = answer(&mut *replica, &config, &prompts, recorded);
+    let one_launch = GpuReplica::of_mut(&mut *replica).unwrap().insist_on_one_launch();
+    println!("layers in one launch: {}", one_launch.unwrap());
+    for request in 0..prompts.len() {
+        let alone = answer(&mut *replica, &config, &prompts[request..][..1], recorded);
+        check(&alone, 0, &together, request, "by itself");
     }
 }
 

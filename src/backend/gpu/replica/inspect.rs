@@ -41,6 +41,17 @@ impl GpuReplica {
         last.activations.x.routes.rows_by_expert(&last.context.stream)
     }
 
+    /// From now on layers of few decoding rows are one launch, however fast that is, where the device has such launches
+    /// for the model. Whether it has.
+    pub fn insist_on_one_launch(&mut self) -> Result<bool> {
+        let Self { stages, common, .. } = self;
+        let mut all = true;
+        for stage in stages {
+            all &= stage.insist_on_one_launch(common)?;
+        }
+        Ok(all)
+    }
+
     /// How it computes.
     pub fn numbers(&self) -> Numbers {
         self.common.numbers
