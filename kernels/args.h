@@ -14,44 +14,47 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 8e8cd517f36fca1a) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 4eadafe274f7304a) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
 enum : int {
-  KV_PAGE = 64,              // positions in a page of the KV cache
-  SLAB = 64,                 // K elements in a slab of tiled activations and in a k block of packed weights
-  GROUP_ALIGN = 8,           // an expert's rows start at a multiple of this
-  FLUSHING_TERM_SHIFT = 11,  // TERM_SHIFT of gpu/gpu.h where the matrix cores flush subnormals
-  WIRE_ROWS = 32,            // rows in a tile of the wire format of weights
-  MXFP4_BLOCK = 32,          // MXFP4 values that share a scale
-  MXFP4_SLAB_BYTES = 34,     // bytes of a row's slab of packed MXFP4 weights: codes, two per byte, and one byte per
-                             // scale
-  W16_SLAB_BYTES = 128,      // bytes of a row's slab of packed 16-bit weights
-  ATTENTION_UNIT = 128,      // keys in a unit of decode attention
-  ATTENTION_GROUP = 4,       // units of decode attention in a group
-  ATTENTION_SPAN = 16,       // units of decode attention in a span
-  ITEM_PAGES = 32,           // the most pages that the keys of an AttentionItem lie in: NVIDIA's lanes have the number
-                             // of one each
-  PARTIAL_FLOATS = 528,      // floats of a partial sum of decode attention: for each of 8 query heads 64 values, a
-                             // maximum and a sum of weights
-  DIE_BLOCKS = 8,            // of the experts' blocks so many neighbours run on one die, where a device has several: a
-                             // few times an expert's tiles
-  UPLOAD_PIECE = 16,         // bytes of a piece: the plan is copied in pieces, and its sections start at multiples of
-                             // it
-  UPLOAD_SECTIONS = 12,      // the most sections of a plan
-  DRAW_TOKENS = 2048,        // the most tokens of a nucleus that draw samples from
-  MOST_TOP = 20,             // the most tokens of a row that score gives
-  POWERS = 32,               // entries 2^(i / POWERS) of the table that exponentials are computed from
-  PEAK_FLOPS = 4194304,      // see PeakArgs
-  COMMAND_WORDS = 96,        // room for a command's arguments, in 8 bytes
-  COMMAND_NORM = 1,          // rmsnorm_few, of NormArgs
-  COMMAND_QKV = 2,           // qkv_store, of QkvStoreArgs
-  COMMAND_ATTENTION = 3,     // attention_decode, of AttentionArgs
-  COMMAND_ATTN_OUT = 4,      // attn_out, of GemmArgs
-  COMMAND_ROUTE = 5,         // norm_route, of NormRouteArgs
-  COMMAND_MLP1 = 6,          // sort_mlp1, of SortMlp1Args
-  COMMAND_MLP2 = 7,          // mlp2, of GemmArgs
+  KV_PAGE = 64,                 // positions in a page of the KV cache
+  SLAB = 64,                    // K elements in a slab of tiled activations and in a k block of packed weights
+  GROUP_ALIGN = 8,              // an expert's rows start at a multiple of this
+  FLUSHING_TERM_SHIFT = 11,     // TERM_SHIFT of gpu/gpu.h where the matrix cores flush subnormals
+  WIRE_ROWS = 32,               // rows in a tile of the wire format of weights
+  MXFP4_BLOCK = 32,             // MXFP4 values that share a scale
+  MXFP4_SLAB_BYTES = 34,        // bytes of a row's slab of packed MXFP4 weights: codes, two per byte, and one byte per
+                                // scale
+  W16_SLAB_BYTES = 128,         // bytes of a row's slab of packed 16-bit weights
+  ATTENTION_UNIT = 128,         // keys in a unit of decode attention
+  ATTENTION_GROUP = 4,          // units of decode attention in a group
+  ATTENTION_SPAN = 16,          // units of decode attention in a span
+  ITEM_PAGES = 32,              // the most pages that the keys of an AttentionItem lie in: NVIDIA's lanes have the
+                                // number of one each
+  PARTIAL_FLOATS = 528,         // floats of a partial sum of decode attention: for each of 8 query heads 64 values, a
+                                // maximum and a sum of weights
+  DIE_BLOCKS = 8,               // of the experts' blocks so many neighbours run on one die, where a device has several:
+                                // a few times an expert's tiles
+  UPLOAD_PIECE = 16,            // bytes of a piece: the plan is copied in pieces, and its sections start at multiples
+                                // of it
+  UPLOAD_SECTIONS = 12,         // the most sections of a plan
+  DRAW_TOKENS = 2048,           // the most tokens of a nucleus that draw samples from
+  MOST_TOP = 20,                // the most tokens of a row that score gives
+  POWERS = 32,                  // entries 2^(i / POWERS) of the table that exponentials are computed from
+  PEAK_FLOPS = 4194304,         // see PeakArgs
+  ONE_LAUNCH_LOGITS = 8,        // copies of a row's logits in one launch, so that blocks do not all poll one line
+  ONE_LAUNCH_LEAST_SLABS = 18,  // slabs of a product that one launch of a row multiplies, at least: a ring buffer's
+  ONE_LAUNCH_MOST_SLABS = 64,   // and at most: there is room for so many in shared memory
+  COMMAND_WORDS = 96,           // room for a command's arguments, in 8 bytes
+  COMMAND_NORM = 1,             // rmsnorm_few, of NormArgs
+  COMMAND_QKV = 2,              // qkv_store, of QkvStoreArgs
+  COMMAND_ATTENTION = 3,        // attention_decode, of AttentionArgs
+  COMMAND_ATTN_OUT = 4,         // attn_out, of GemmArgs
+  COMMAND_ROUTE = 5,            // norm_route, of NormRouteArgs
+  COMMAND_MLP1 = 6,             // sort_mlp1, of SortMlp1Args; of a single row on NVIDIA mlp1, of GemmArgs
+  COMMAND_MLP2 = 7,             // mlp2, of GemmArgs
 };
 
 // Formats of weights, activations and KV.
@@ -516,7 +519,7 @@ struct LayerCommand {
 struct OneLaunchArgs {
   const LayerCommand* commands;
   unsigned char* wiped;  // memory that the next step's blocks hand on through, which this launch wipes
-  unsigned* in_vain;     // set to 1 if blocks have waited for a value longer than they should, and ended
+  unsigned* in_vain;     // set to 1 if blocks have waited for a value longer than they should, and go on without it
   int count;             // commands
   int pieces;            // of that memory, 16 bytes each
   int patience;          // how long they wait, in units of 10 ns

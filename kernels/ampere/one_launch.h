@@ -310,9 +310,9 @@ DEV void route(const LayerCommand* commands, int layer, bool last) {
       wait_copies<0>();
       __syncwarp();
       const float logit = add_rn(multiply_router(l.route), bias);
-      if (LANE < COPIES) hand_on(l.logits + LANE * experts + expert, logit);
+      if (LANE < ONE_LAUNCH_LOGITS) hand_on(l.logits + LANE * experts + expert, logit);
     }
-    const float* logits = l.logits + BID % COPIES * experts;
+    const float* logits = l.logits + BID % ONE_LAUNCH_LOGITS * experts;
     if (experts <= WAVE) picked = pick<1>(logits, experts, l.route.k);
     else picked = pick<MOST_N_EXPERTS / WAVE>(logits, experts, l.route.k);
   }
@@ -386,6 +386,7 @@ DEV void multiply_experts(int layer, bool last, u32 rings) {
       else hand_on((u32*)(y + (i64)slot * a.n), both);
     }
   }
+  wait_copies<0>();                                        // zeros may be on their way to where attention's tiles come
   meet_row();
 }
 
@@ -411,6 +412,8 @@ DEV void run_layers(const OneLaunchArgs& a) {
   static_assert(THREADS == ONE_LAUNCH_THREADS && HIDDEN == ONE_LAUNCH_MOST_HIDDEN, "as the host has it");
   static_assert(EXPERTS == ONE_LAUNCH_MOST_EXPERTS_PER_TOKEN && MOST_N_EXPERTS == ONE_LAUNCH_MOST_EXPERTS, "likewise");
   static_assert(RINGS_BYTES == ONE_LAUNCH_SHARED_BYTES, "likewise");
+  static_assert(ONE_LAUNCH_LEAST_SLABS >= SLABS * OUT_STAGES && OUT_STAGES > QKV_STAGES && OUT_STAGES > EXPERT_STAGES,
+                "the largest ring buffer is full before a unit ends");
   const int warp = TID / WAVE, layers = a.count / OF_LAYER;
   fetch_layer(a.commands, 0, TID, THREADS);
   wait_at_most(a.patience, a.in_vain);

@@ -7,17 +7,17 @@
 // and has no registers left for it.
 DEV int this_thread() {
   unsigned thread;
-  asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread % 1024;                                    // which is not negative
 }
 DEV int this_block() {
   unsigned block;
-  asm volatile("mov.u32 %0, %ctaid.x;" : "=r"(block));
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
   return block % 65536;
 }
 DEV int all_blocks() {
   unsigned blocks;
-  asm volatile("mov.u32 %0, %nctaid.x;" : "=r"(blocks));
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
   return blocks % 65536;
 }
 #undef TID
@@ -44,15 +44,20 @@ enum : int {
   EXPERTS = 4,                                             // at most, of a row
   MOST_N_EXPERTS = 128,
   HIDDEN = NORM_FEW_MOST_HIDDEN,
-  WIDE = 4096,                                             // at most, of attention's outputs and an expert's units
-  COPIES = 8,                                              // of the logits, so that blocks do not all poll one line
+  WIDE = ONE_LAUNCH_MOST_SLABS * SLAB,                     // at most, of attention's outputs and an expert's units
 };
 
 // ---- barriers of warps
 
 enum : int { ROW_BARRIER = 1, NORMED_BARRIER, OUT_BARRIER, ATTENDED_BARRIER, TEAM_BARRIER };
-DEV void meet(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-DEV void tell(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEV void meet(int id, int threads) {
+  __syncwarp();                                            // lanes may have polled for different times
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+DEV void tell(int id, int threads) {
+  __syncwarp();
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 DEV void meet_row() { meet(ROW_BARRIER, ROW_WARPS * WAVE); }
 
 // ---- what a block keeps

@@ -1,5 +1,6 @@
 // Attention of one row: attention_decode (../mma/attention_decode.h) by a team of warps, to the bit, with fewer
-// registers. The host sees to it that a block has one job at most, of no more units than the team has warps.
+// registers. The host sees to it that a block has one job at most, whose keys lie in no more units than the team has
+// warps.
 #pragma once
 #include "row.h"
 
@@ -63,7 +64,7 @@ struct Team {
     const int number = shfl(job.page, page - job.first / KV_PAGE);
     const u8* from = tile_of(a, job, number) + lane * 16;
     const int first = (job.first - page * KV_PAGE) * 8, last = (job.last - page * KV_PAGE) * 8 + 7;  // pieces
-#pragma unroll 4
+#pragma unroll 2
     for (int i = 0; i < KV_PAGE * 8; i += WAVE) {
       if (i + lane < first || i + lane > last) continue;
       copy16(tile + (i + lane) * 16, from + i * 16);

@@ -131,7 +131,7 @@ static SHARED volatile Patience patience;
 
 DEV unsigned long long clock_now() {
   unsigned long long now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 }
 // All threads call it before they wait; `ticks` are 10 ns.

@@ -3,7 +3,7 @@
 
 use super::resources::{self, Resources};
 use getp::backend::gpu::args::{Format, PackArgs};
-use getp::backend::gpu::catalogue::{self, Elements, Kernel, PackedFormat, Toolchain};
+use getp::backend::gpu::catalogue::{self, Elements, Kernel, Op, PackedFormat, Toolchain};
 use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject};
 use getp::backend::gpu::family::{self, Family};
 use getp::backend::gpu::launch::Launch;
@@ -310,15 +310,20 @@ fn compare(toolchain: Toolchain) {
     }
 }
 
+/// Bytes of shared memory that a block has on sm_90 and sm_100.
+const LARGEST_SHARED: u64 = 227 << 10;
+
 fn check(kernel: &Kernel, object: &CodeObject, arch: &str, resources: &Resources) {
     let name = format!("{} on {arch}", resources.name);
     assert_eq!(object.file, kernel.file, "{name}");
     assert_eq!(resources.threads, kernel.threads as u64, "threads of {name}");
     let all = resources.shared_bytes + kernel.shared_bytes as u64;
-    assert!(
-        all <= resources.shared_limit,
-        "{name} takes {all} bytes of shared memory"
-    );
+    // One launch is for devices that have more, and the driver says which do.
+    let limit = match kernel.op {
+        Op::OneLaunch => resources.shared_limit.max(LARGEST_SHARED),
+        _ => resources.shared_limit,
+    };
+    assert!(all <= limit, "{name} takes {all} bytes of shared memory");
 }
 
 /// The emulated device has the same kernels, made for the same threads.

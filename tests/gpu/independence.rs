@@ -269,6 +269,18 @@ fn rows_longer_than_a_span() {
 #[test]
 #[cfg_attr(feature = "simt", ignore = "for a device: the emulated one has no such launches")]
 fn a_row_by_itself() {
+    check_alone(128);
+}
+
+/// The same with windows that may lie in more units than a team has warps, and in several items.
+#[test]
+#[cfg_attr(feature = "simt", ignore = "for a device: the emulated one has no such launches")]
+fn a_row_by_itself_with_a_long_window() {
+    check_alone(500);
+    check_alone(700);
+}
+
+fn check_alone(window: usize) {
     const LENGTHS: [usize; 5] = [3, 130, 500, 2100, 8150];
     let [grouped, _] = configs();
     let config = ModelConfig {
@@ -279,6 +291,7 @@ fn a_row_by_itself() {
         n_attn_heads: 24,
         n_kv_heads: 3,
         n_layers: 5,
+        sliding_window: window,
         seq_len: LENGTHS[4] + 4 * MORE,
         ..grouped
     };
@@ -295,11 +308,24 @@ fn a_row_by_itself() {
     };
     let mut replica = open(&checkpoint, &options);
     let together = answer(&mut *replica, &config, &prompts, recorded);
-    let one_launch = GpuReplica::of_mut(&mut *replica).unwrap().insist_on_one_launch();
-    println!("layers in one launch: {}", one_launch.unwrap());
+    let in_one_launch = |replica: &dyn Replica| GpuReplica::of(replica).unwrap().steps_in_one_launch();
+    GpuReplica::of_mut(&mut *replica)
+        .unwrap()
+        .insist_on_one_launch()
+        .unwrap();
     for request in 0..prompts.len() {
+        let before = in_one_launch(&*replica);
         let alone = answer(&mut *replica, &config, &prompts[request..][..1], recorded);
         check(&alone, 0, &together, request, "by itself");
+        println!(
+            "steps in one launch before and behind: {before:?}, {:?}",
+            in_one_launch(&*replica)
+        );
+        if let (Some(before), Some(after)) = (before, in_one_launch(&*replica)) {
+            // Where a window lies in five units a step is not one launch.
+            let may_be_apart = window == 500 && LENGTHS[request] >= window;
+            assert!(after > before || may_be_apart, "of {} keys", LENGTHS[request]);
+        }
     }
 }
 

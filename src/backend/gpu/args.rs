@@ -73,6 +73,12 @@ shared! {
         /// see PeakArgs
         PEAK_FLOPS: usize = 1 << 22;
 
+        /// copies of a row's logits in one launch, so that blocks do not all poll one line
+        ONE_LAUNCH_LOGITS: usize = 8;
+        /// slabs of a product that one launch of a row multiplies, at least: a ring buffer's
+        ONE_LAUNCH_LEAST_SLABS: usize = 18;
+        /// and at most: there is room for so many in shared memory
+        ONE_LAUNCH_MOST_SLABS: usize = 64;
         /// room for a command's arguments, in 8 bytes
         COMMAND_WORDS: usize = 96;
         /// rmsnorm_few, of NormArgs
@@ -85,7 +91,7 @@ shared! {
         COMMAND_ATTN_OUT: i32 = 4;
         /// norm_route, of NormRouteArgs
         COMMAND_ROUTE: i32 = 5;
-        /// sort_mlp1, of SortMlp1Args
+        /// sort_mlp1, of SortMlp1Args; of a single row on NVIDIA mlp1, of GemmArgs
         COMMAND_MLP1: i32 = 6;
         /// mlp2, of GemmArgs
         COMMAND_MLP2: i32 = 7;
@@ -715,7 +721,7 @@ shared! {
             commands: *const LayerCommand,
             /// memory that the next step's blocks hand on through, which this launch wipes
             wiped: *mut u8,
-            /// set to 1 if blocks have waited for a value longer than they should, and ended
+            /// set to 1 if blocks have waited for a value longer than they should, and go on without it
             in_vain: *mut u32,
             /// commands
             count: i32,

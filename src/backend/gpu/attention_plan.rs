@@ -272,12 +272,14 @@ pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, a
     (0..RUNS.len()).map(items).max().unwrap_or(rows)
 }
 
-/// Whether a row of so many keys, alone in its step, is cut into items of no more units than a group, which has one for
-/// each warp of a team, and these are a job for each of so many blocks at most: for each KV head, and with an item more
-/// where a window begins within a group. (Teams have no shorter runs than groups, and only longer rows have longer
-/// ones, see [`runs`].)
-pub fn is_one_job_a_block(keys: usize, kv_heads: usize, blocks: usize) -> bool {
-    (keys.div_ceil(GROUP_KEYS) + 1) * kv_heads <= blocks
+/// Whether a row of so many keys from `first` on, alone in its step, is cut into items that lie in no more units than a
+/// group has, one for each warp of a team, and these are a job for each of so many blocks at most: for each KV head, and
+/// with an item more where a window begins within a group. Teams have no shorter runs than groups, and only longer rows
+/// have longer ones (see [`runs`]); but a row that is no longer than a group is one item, wherever it begins.
+pub fn is_one_job_a_block(first: usize, keys: usize, kv_heads: usize, blocks: usize) -> bool {
+    let units = (first + keys - 1) / ATTENTION_UNIT - first / ATTENTION_UNIT + 1;
+    let is_few = keys > GROUP_KEYS || units <= ATTENTION_GROUP;
+    is_few && (keys.div_ceil(GROUP_KEYS) + 1) * kv_heads <= blocks
 }
 
 /// What is said of a run of so many units.
@@ -518,7 +520,7 @@ mod tests {
     fn a_row_by_itself_is_one_job_a_block_as_far_as_that_is_said() {
         for blocks in [16, 20, 58, 84, 108, 132, 160] {
             let longest = (1..200_000)
-                .take_while(|&keys| is_one_job_a_block(keys, KV_HEADS, blocks))
+                .take_while(|&keys| is_one_job_a_block(0, keys, KV_HEADS, blocks))
                 .last();
             let longest = longest.expect("a row of one key");
             assert!(longest.is_multiple_of(GROUP_KEYS) && longest / GROUP_KEYS == blocks / KV_HEADS - 1);
@@ -528,20 +530,32 @@ mod tests {
                     ..load(ATTENTION_GROUP, usize::MAX)
                 };
                 let mut items = Vec::new();
-                for (first, keys) in (1..=longest)
+                let rows = (1..=longest)
                     .step_by(61)
-                    .flat_map(|keys| [(0, keys), (4_000 + keys, keys)])
-                {
+                    .flat_map(|keys| [(0, keys), (4_000 + keys, keys)]);
+                for (first, keys) in rows.filter(|&(first, keys)| is_one_job_a_block(first, keys, KV_HEADS, blocks)) {
                     let row = std::iter::once((0, first, keys));
                     plan_decode(row, ALONE, &load, &mut Vec::new(), &mut items).unwrap();
                     assert!(
                         items.len() * KV_HEADS <= blocks,
                         "{keys} keys from {first}, {blocks} blocks"
                     );
-                    assert!(items.iter().all(|item| item.tokens as usize <= GROUP_KEYS));
+                    // A whole row's item does not say where it begins.
+                    let begins = |item: &AttentionItem| first.max(item.first_unit as usize * ATTENTION_UNIT);
+                    let units = |item: &AttentionItem| {
+                        let last = begins(item) + item.tokens as usize - 1;
+                        last / ATTENTION_UNIT - begins(item) / ATTENTION_UNIT + 1
+                    };
+                    assert!(
+                        items.iter().all(|item| units(item) <= ATTENTION_GROUP),
+                        "{keys} keys from {first}"
+                    );
                 }
             }
         }
+        // The longest window that lies in no more units wherever it begins.
+        let begun_anywhere = |keys| (0..ATTENTION_UNIT).all(|first| is_one_job_a_block(first, keys, KV_HEADS, 132));
+        assert!(begun_anywhere(385) && !begun_anywhere(386) && !begun_anywhere(512) && begun_anywhere(513));
     }
 
     fn check_runs(contexts: &[(usize, usize, usize)], least_run: usize) -> Vec<AttentionItem> {

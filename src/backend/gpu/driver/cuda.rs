@@ -280,10 +280,18 @@ impl Vendor for Cuda {
         self.check(code, || {
             format!("cuDeviceGetAttribute({})", api::ATTRIBUTE_COOPERATIVE_LAUNCH)
         })?;
-        // Such kernels ask for all shared memory that larger devices have.
-        if may == 0 || self.allow_shared(function, "", shared_bytes).is_err() {
+        if may == 0 {
             return Ok(0);
         }
+        // Such kernels ask for all shared memory that larger devices have. Others refuse the value.
+        const INVALID_VALUE: Code = 1;
+        let which = api::FUNCTION_MAX_DYNAMIC_SHARED_BYTES;
+        // SAFETY: the function is one of a loaded module.
+        let code = unsafe { (self.api.set_function_attribute)(function.0 as Handle, which, shared_bytes as c_int) };
+        if code == INVALID_VALUE {
+            return Ok(0);
+        }
+        self.check(code, || format!("cuFuncSetAttribute({shared_bytes} bytes shared)"))?;
         let (function, mut blocks) = (function.0 as Handle, 0);
         // SAFETY: the handle is live; writes one int.
         let code = unsafe { (self.api.occupancy)(&mut blocks, function, threads as c_int, shared_bytes as usize) };

@@ -6,8 +6,9 @@ use super::queue::Listed;
 use super::values::Residual;
 use crate::backend::gpu::args::{
     AttentionArgs, COMMAND_ATTENTION, COMMAND_ATTN_OUT, COMMAND_MLP1, COMMAND_MLP2, COMMAND_NORM, COMMAND_QKV,
-    COMMAND_ROUTE, Format, GemmArgs, LayerCommand, NormArgs, NormQkvArgs, NormRouteArgs, OneLaunchArgs, QkvStoreArgs,
-    RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortMlp1Args,
+    COMMAND_ROUTE, Format, GemmArgs, LayerCommand, NormArgs, NormQkvArgs, NormRouteArgs, ONE_LAUNCH_LEAST_SLABS,
+    ONE_LAUNCH_LOGITS, ONE_LAUNCH_MOST_SLABS, OneLaunchArgs, QkvStoreArgs, RopeStoreArgs, RouteArgs, SLAB, SortArgs,
+    SortMlp1Args,
 };
 use crate::backend::gpu::catalogue::{Kernel, Op, PackedFormat, Workers};
 use crate::backend::gpu::driver::DevicePtr;
@@ -18,25 +19,17 @@ use crate::error::Result;
 use crate::memory::{self, Purpose};
 use bytemuck::{NoUninit, Zeroable};
 use std::mem::offset_of;
-use std::ops::RangeInclusive;
 
 /// The commands of a layer in their order, and the kernels whose work they do.
-const LAYER: [(i32, &[Op]); 7] = [
-    (COMMAND_NORM, &[Op::Norm]),
-    (COMMAND_QKV, &[Op::QkvStore]),
-    (COMMAND_ATTENTION, &[Op::AttentionDecode]),
-    (COMMAND_ATTN_OUT, &[Op::AttnOut]),
-    (COMMAND_ROUTE, &[Op::NormRoute]),
-    (COMMAND_MLP1, &[Op::SortMlp1, Op::Mlp1]),
-    (COMMAND_MLP2, &[Op::Mlp2]),
+const LAYER: [(i32, Op); 7] = [
+    (COMMAND_NORM, Op::Norm),
+    (COMMAND_QKV, Op::QkvStore),
+    (COMMAND_ATTENTION, Op::AttentionDecode),
+    (COMMAND_ATTN_OUT, Op::AttnOut),
+    (COMMAND_ROUTE, Op::NormRoute),
+    (COMMAND_MLP1, Op::SortMlp1),
+    (COMMAND_MLP2, Op::Mlp2),
 ];
-
-/// Copies of a row's logits, so that blocks do not all poll one line.
-const LOGITS_COPIES: usize = 8;
-
-/// Slabs of a row that a launch whose attention is done by teams multiplies (`kernels/ampere/one_launch.h`): as many as
-/// its ring buffers have at least, and room for so many.
-const SLABS: RangeInclusive<i32> = 18..=64;
 
 /// A kernel that a layer has otherwise, or a part of one.
 struct Part<'l> {
@@ -46,16 +39,18 @@ struct Part<'l> {
 }
 
 impl Part<'_> {
-    /// Slabs of a product's row.
-    fn k_blocks(&self) -> Option<i32> {
+    /// Whether a product's row fits the ring buffers and the shared memory of one launch of a row
+    /// (`kernels/ampere/one_launch.h`). Behind attention's outputs there are no zeros for half of two slabs.
+    fn has_room(&self) -> bool {
         let product = match self.op {
             Op::QkvStore => offset_of!(QkvStoreArgs, product),
-            Op::SortMlp1 => offset_of!(SortMlp1Args, product),
             Op::AttnOut | Op::Mlp1 | Op::Mlp2 => 0,
-            _ => return None,
+            _ => return true,
         };
         let at = product + offset_of!(GemmArgs, k_blocks);
-        Some(bytemuck::pod_read_unaligned(&self.args[at..][..size_of::<i32>()]))
+        let slabs: i32 = bytemuck::pod_read_unaligned(&self.args[at..][..size_of::<i32>()]);
+        let held = ONE_LAUNCH_LEAST_SLABS as i32..=ONE_LAUNCH_MOST_SLABS as i32;
+        held.contains(&slabs) && (self.op != Op::AttnOut || slabs % 2 == 0)
     }
 }
 
@@ -119,7 +114,7 @@ impl Places {
             attention: take(tiled(rows, config.q_dim())),
             experts: take(4 * picks),
             shares: take(4 * picks),
-            logits: take(4 * LOGITS_COPIES * config.n_experts),
+            logits: take(4 * ONE_LAUNCH_LOGITS * config.n_experts),
             slots: take(4 * picks),
             counts: take(4 * config.n_experts),
             offsets: take(4 * (config.n_experts + 1)),
@@ -177,7 +172,9 @@ impl GpuOps {
         let listed = self.queue.end_list();
         queued?;
         let parts = parts(&listed)?;
-        let expected = |(part, (_, ops)): (&Part<'_>, &(i32, &[Op]))| {
+        // A single row's experts are sorted by the router.
+        let by_teams = kernel.workers == Workers::Team;
+        let expected = |(part, &(_, op)): (&Part<'_>, &(i32, Op))| {
             let of = part.of.launch.kernel;
             let weights = match part.op {
                 Op::QkvStore | Op::AttnOut => Some(PackedFormat::W16),
@@ -187,9 +184,8 @@ impl GpuOps {
             let streams = of.op == Op::NormQkv || of.tokens == weights.map_or(0, |_| kernel.tokens);
             let alike = of.elements.is_none() || of.elements == kernel.elements;
             let held = of.op == Op::NormQkv || of.weights == weights;
-            let k_blocks = part.k_blocks();
-            let has_room = kernel.workers != Workers::Team || k_blocks.is_none_or(|slabs| SLABS.contains(&slabs));
-            ops.contains(&part.op) && held && streams && alike && has_room
+            let op = if by_teams && op == Op::SortMlp1 { Op::Mlp1 } else { op };
+            part.op == op && held && streams && alike && (!by_teams || part.has_room())
         };
         let mut layers = parts.chunks(LAYER.len());
         if !layers.all(|layer| layer.len() == LAYER.len() && layer.iter().zip(&LAYER).all(expected)) {

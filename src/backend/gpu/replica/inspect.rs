@@ -42,14 +42,17 @@ impl GpuReplica {
     }
 
     /// From now on layers of few decoding rows are one launch, however fast that is, where the device has such launches
-    /// for the model. Whether it has.
-    pub fn insist_on_one_launch(&mut self) -> Result<bool> {
+    /// for the model.
+    pub fn insist_on_one_launch(&mut self) -> Result<()> {
         let Self { stages, common, .. } = self;
-        let mut all = true;
-        for stage in stages {
-            all &= stage.insist_on_one_launch(common)?;
-        }
-        Ok(all)
+        stages
+            .iter_mut()
+            .try_for_each(|stage| stage.insist_on_one_launch(common))
+    }
+
+    /// Steps whose layers were one launch on the first stage; none if it has no such launches.
+    pub fn steps_in_one_launch(&self) -> Option<usize> {
+        self.first().steps_in_one_launch()
     }
 
     /// How it computes.

@@ -36,6 +36,10 @@ pub struct OneLaunch {
     chosen: bool,
     launch: Launch,
     kv_heads: usize,
+    /// Of layers that have one.
+    window: Option<usize>,
+    /// Steps launched so.
+    steps: usize,
     /// Memory that values are handed on through: a step uses one and wipes the other.
     memory: [DeviceBuffer; 2],
     /// The bytes of each that the step which used it last may have written.
@@ -59,7 +63,7 @@ impl OneLaunch {
         };
         let blocks = context.blocks_together(kernel)?;
         let rows = most_rows(kernel);
-        if blocks < rows {
+        if blocks < rows.max(common.config.experts_per_token) {
             return Ok(None);
         }
         let bytes = handed_bytes(&common.config, weights.layers.len(), rows);
@@ -74,6 +78,8 @@ impl OneLaunch {
             chosen: false,
             launch: Launch::new(kernel, blocks),
             kv_heads: common.config.n_kv_heads,
+            window: Some(common.config.sliding_window).filter(|&window| window > 0),
+            steps: 0,
             memory: [wiped()?, wiped()?],
             used: [0; 2],
             next: 0,
@@ -92,7 +98,12 @@ impl OneLaunch {
     /// Whether the blocks do a step's attention in one go, where each has a team for one job.
     fn attends(&self, plan: &StepPlan) -> bool {
         let Launch { kernel, blocks, .. } = self.launch;
-        let in_one_go = |chunk: &Chunk| is_one_job_a_block(chunk.first_position + 1, self.kv_heads, blocks);
+        let in_one_go = |chunk: &Chunk| {
+            let end = chunk.first_position + 1;
+            let of_window = self.window.map(|window| end.saturating_sub(window));
+            let mut firsts = std::iter::once(0).chain(of_window);
+            firsts.all(|first| is_one_job_a_block(first, end - first, self.kv_heads, blocks))
+        };
         kernel.workers != Workers::Team || plan.chunks.iter().all(in_one_go)
     }
 
@@ -156,13 +167,18 @@ impl Stage {
         }
     }
 
-    /// From now on they are, if they can be, also where that has been given up for being slower. Whether they can be.
-    pub fn insist_on_one_launch(&mut self, common: &Common) -> Result<bool> {
+    /// From now on they are, if they can be, also where that has been given up for being slower.
+    pub fn insist_on_one_launch(&mut self, common: &Common) -> Result<()> {
         if self.one_launch.is_none() {
             self.one_launch = OneLaunch::new(&self.context, &self.ops, &self.weights, common)?;
         }
         self.keep_one_launch(true);
-        Ok(self.has_one_launch())
+        Ok(())
+    }
+
+    /// Steps that were; none if they cannot be.
+    pub fn steps_in_one_launch(&self) -> Option<usize> {
+        self.one_launch.as_ref().map(|one| one.steps)
     }
 
     /// Fails if blocks of a step that has been queued have waited for each other in vain.
@@ -235,6 +251,7 @@ impl Stage {
         let bytes = handed_bytes(ops.config(), layers, shape.rows);
         let args = one.args(&lists, layers * GpuOps::COMMANDS, bytes);
         let x = ops.layers_at_once(x, one.launch, &args)?;
+        one.steps += 1;
         leave(ops, &stage, plan, x, &mut activations.scratch, want)?;
         Ok(true)
     }
