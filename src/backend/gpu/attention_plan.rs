@@ -273,9 +273,9 @@ pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, a
 }
 
 /// Whether a row of so many keys from `first` on, alone in its step, is cut into items that lie in no more units than a
-/// group has, one for each warp of a team, and these are a job for each of so many blocks at most: for each KV head, and
-/// with an item more where a window begins within a group. Teams have no shorter runs than groups, and only longer rows
-/// have longer ones (see [`runs`]); but a row that is no longer than a group is one item, wherever it begins.
+/// group has, one for each warp of a team, and these are a job for each of so many blocks at most: for each KV head,
+/// and with an item more where a window begins within a group. Teams have no shorter runs than groups, and only longer
+/// rows have longer ones (see [`runs`]); but a row that is no longer than a group is one item, wherever it begins.
 pub fn is_one_job_a_block(first: usize, keys: usize, kv_heads: usize, blocks: usize) -> bool {
     let units = (first + keys - 1) / ATTENTION_UNIT - first / ATTENTION_UNIT + 1;
     let is_few = keys > GROUP_KEYS || units <= ATTENTION_GROUP;
