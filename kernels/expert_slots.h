@@ -26,14 +26,15 @@ template <class Count, class Found> DEV int place_experts(int n_experts, Count c
   return sum;
 }
 
-// Writes slots, offsets and counts of a single row, whose experts are `picks`; a block calls it.
-template <int THREADS> DEV void place_alone(const NormRouteArgs& a, const int* picks) {
+// Writes slots, offsets and counts of a single row, whose experts are `picks`. THREADS threads call it; this is number
+// `thread` of them.
+template <int THREADS> DEV void place_alone(const NormRouteArgs& a, const int* picks, int thread = TID) {
   const int k = a.route.k;
-  for (int e = TID; e <= a.route.n_experts; e += THREADS) {
+  for (int e = thread; e <= a.route.n_experts; e += THREADS) {
     int before = 0, here = 0;
     for (int i = 0; i < k; i++) before += picks[i] < e, here += picks[i] == e;
     a.sort.offsets[e] = before * slots_of(1);
     if (e < a.route.n_experts) a.sort.counts[e] = here;
   }
-  if (TID < k) a.sort.slots[TID] = TID * slots_of(1);
+  if (thread < k) a.sort.slots[thread] = thread * slots_of(1);
 }

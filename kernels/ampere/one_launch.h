@@ -96,7 +96,7 @@ DEV void multiply_qkv(const LayerCommand* commands, int layers, const Dense& d, 
       unit = next, place.row = row_of(unit);
       if (unit < units) load();
     }
-    tell(ATTENDED_BARRIER, THREADS);
+    tell(DENSE_BARRIER, THREADS);
   }
 }
 
@@ -149,7 +149,7 @@ DEV void multiply_out(const LayerCommand* commands, int layers, const Dense& d, 
       float* const also = layer_of(layer).out_also;
       if (also) *(float2*)(also + row) = x;
     }
-    tell(ATTENDED_BARRIER, THREADS);
+    tell(DENSE_BARRIER, THREADS);
   }
 }
 
@@ -216,28 +216,10 @@ DEV void share(const Picked& picked, int k) {
   if (LANE < k) s.shares[picked.place] = (float)((double)exponential / sum);
 }
 
-// What later launches read of the last layer's picks, as norm_route_lean stores it.
-DEV void store_picks(const NormRouteArgs& a) {
-  const int k = a.route.k, n = a.route.n_experts;
-  for (int e = LANE; e <= n; e += WAVE) {
-    int before = 0, here = 0;
-    for (int i = 0; i < k; i++) before += s.picks[i] < e, here += s.picks[i] == e;
-    a.sort.offsets[e] = before * slots_of(1);
-    if (e < n) a.sort.counts[e] = here;
-  }
-  if (LANE < k) a.sort.slots[LANE] = LANE * slots_of(1), a.route.shares[LANE] = s.shares[LANE];
-}
-
 // ---- the row's way through the layers
 
-template <int TURN> DEV float row_sum(float v) {
-  v = wave_sum(v);
-  if (LANE == 0) s.sums[TURN][TID / WAVE] = v;
-  meet_row();
-  float sum = s.sums[TURN][0];
-  for (int i = 1; i < NORM_WAVES; i++) sum += s.sums[TURN][i];
-  return sum;
-}
+// `turn`: sums of one norm are still read when the next one's are stored.
+DEV float row_sum(float v, int turn) { return block_sum<NORM_WAVES>(v, s.sums[turn], [] { meet_row(); }); }
 DEV void store_row(int k, const float (&t)[8]) {
   u32x4 packed;
   UNROLL for (int j = 0; j < 8; j += 2) packed[j / 2] = leading_terms<FORMAT_F16>(t[j], t[j + 1]);
@@ -276,7 +258,7 @@ DEV void norm(int layer) {
     if (n.k == 0) load8_aligned<FORMAT_F32>(n.x, k, x);    // of an earlier launch
     else take8(n.x + k, x), add_experts(n, k, x);
   }
-  const float scale = inverse_root(row_sum<0>(sum_of_squares(x)), n.hidden);
+  const float scale = inverse_root(row_sum(sum_of_squares(x), 0), n.hidden);
   float t[8];
   norm_piece(x, w, scale, exists, t);
   store_row(k, t);
@@ -287,17 +269,17 @@ DEV void norm(int layer) {
 // The row with what attention gives, its norm, and the experts that the router picks.
 DEV void route(const LayerCommand* commands, int layer, bool last) {
   const Layer& l = layer_of(layer);
-  const NormArgs& n = l.route_norm;
+  const NormArgs& n = l.router.norm;
   const int thread = TID, k = thread * 8;
   const bool exists = k < n.hidden, picks = thread / WAVE == ROW_WARPS - 1;
-  const int experts = l.route.n_experts, first = GRID - 1 - BID;
+  const int experts = l.router.route.n_experts, first = GRID - 1 - BID;
   float w[8] = {}, bias = 0.f;
   if (exists) load8_aligned<FORMAT_F32>(n.weight, k, w);
-  if (picks && first < experts) copy_router(l.route, first), bias = l.route.bias[first];
-  meet(ATTENDED_BARRIER, THREADS);
+  if (picks && first < experts) copy_router(l.router.route, first), bias = l.router.route.bias[first];
+  meet(DENSE_BARRIER, THREADS);
   float x[8] = {};
   if (exists) take8(n.x + k, x);
-  const float scale = inverse_root(row_sum<1>(sum_of_squares(x)), n.hidden);
+  const float scale = inverse_root(row_sum(sum_of_squares(x), 1), n.hidden);
   float t[8];
   norm_piece(x, w, scale, exists, t);
   store_row(k, t);
@@ -306,22 +288,25 @@ DEV void route(const LayerCommand* commands, int layer, bool last) {
   Picked picked = {};
   if (picks) {
     ROLLED for (int expert = first; expert < experts; expert += GRID) {
-      if (expert != first) copy_router(l.route, expert), bias = l.route.bias[expert];
+      if (expert != first) copy_router(l.router.route, expert), bias = l.router.route.bias[expert];
       wait_copies<0>();
       __syncwarp();
-      const float logit = add_rn(multiply_router(l.route), bias);
+      const float logit = add_rn(multiply_router(l.router.route), bias);
       if (LANE < ONE_LAUNCH_LOGITS) hand_on(l.logits + LANE * experts + expert, logit);
     }
     const float* logits = l.logits + BID % ONE_LAUNCH_LOGITS * experts;
-    if (experts <= WAVE) picked = pick<1>(logits, experts, l.route.k);
-    else picked = pick<MOST_N_EXPERTS / WAVE>(logits, experts, l.route.k);
+    if (experts <= WAVE) picked = pick<1>(logits, experts, l.router.route.k);
+    else picked = pick<MOST_N_EXPERTS / WAVE>(logits, experts, l.router.route.k);
   }
   meet_row();
   if (!picks) return;
-  share(picked, l.route.k);
+  share(picked, l.router.route.k);
   if (last && BID == 0) {
+    // What later launches read.
     __syncwarp();
-    store_picks(*(const NormRouteArgs*)commands[layer * OF_LAYER + ROUTE].args);
+    const NormRouteArgs& a = *(const NormRouteArgs*)commands[layer * OF_LAYER + ROUTE].args;
+    place_alone<WAVE>(a, s.picks, LANE);
+    if (LANE < l.router.route.k) a.route.shares[LANE] = s.shares[LANE];
   }
 }
 
@@ -330,7 +315,7 @@ DEV void route(const LayerCommand* commands, int layer, bool last) {
 // Units of both products, one after the other: of mlp1 of all picked experts, then of mlp2 of the block's one.
 DEV void multiply_experts(int layer, bool last, u32 rings) {
   const GemmArgs &up = layer_of(layer).mlp1, &down = layer_of(layer).mlp2;
-  const int k = layer_of(layer).route.k, warp = TID / WAVE, width = down.k_blocks * SLAB;
+  const int k = layer_of(layer).router.route.k, warp = TID / WAVE, width = down.k_blocks * SLAB;
   const int up_units = units_of(up), down_units = units_of(down), all_up = k * up_units;
   const int slot = BID % k, of_slot = (GRID - slot + k - 1) / k;
   const int up_stride = ROW_WARPS * GRID, down_stride = ROW_WARPS * of_slot;

@@ -33,11 +33,13 @@ DEV int all_blocks() {
 #include "copy.h"
 #include "operands.h"
 
+// Stages are as many as 227 KB of shared memory leave, most for attn_out, whose units have most slabs and whose memory
+// would idle soonest: beside them lie 38 KB of rows and of what commands say.
 enum : int {
-  ROW_WARPS = NORM_WAVES,                                  // which norm
+  ROW_WARPS = NORM_WAVES,                                  // as many as a norm has
   DENSE_WARPS = 4,                                         // which multiply for qkv and attn_out
-  THREADS = (ROW_WARPS + DENSE_WARPS) * WAVE,
-  TEAM_WARPS = 4,                                          // of a job of attention
+  THREADS = (ROW_WARPS + DENSE_WARPS) * WAVE,              // 16 warps: each thread may have 128 registers
+  TEAM_WARPS = 4,                                          // of a job of attention, one for each 16 of a head's dims
   QKV_STAGES = 5,                                          // of two slabs
   OUT_STAGES = 9,
   EXPERT_STAGES = 6,
@@ -49,7 +51,13 @@ enum : int {
 
 // ---- barriers of warps
 
-enum : int { ROW_BARRIER = 1, NORMED_BARRIER, OUT_BARRIER, ATTENDED_BARRIER, TEAM_BARRIER };
+enum : int {
+  ROW_BARRIER = 1,                                         // the row's warps meet
+  NORMED_BARRIER,                                          // the row's tell the dense ones that the row is normed
+  OUT_BARRIER,                                             // those that multiply for attn_out meet
+  DENSE_BARRIER,                                           // the dense ones tell the row's that they have multiplied
+  TEAM_BARRIER,                                            // a job's warps meet
+};
 DEV void meet(int id, int threads) {
   __syncwarp();                                            // lanes may have polled for different times
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -68,13 +76,17 @@ struct Layer {
   QkvStoreArgs qkv;
   AttentionArgs attention;
   GemmArgs out;
-  NormArgs route_norm;
-  RouteArgs route;
+  struct Router {                                          // as NormRouteArgs begins
+    NormArgs norm;
+    RouteArgs route;
+  } router;
   GemmArgs mlp1, mlp2;
   u16* newest;
   float *out_also, *logits;
 };
-enum : int { NORM, QKV, ATTENTION, ATTN_OUT, ROUTE, MLP1, MLP2, OF_LAYER, LAYERS_KEPT = 3 };
+enum : int { NORM, QKV, ATTENTION, ATTN_OUT, ROUTE, MLP1, MLP2, OF_LAYER };
+// That of warps which are a layer behind, theirs who are ahead, and the one that these fetch.
+enum : int { LAYERS_KEPT = 3 };
 
 struct Shared {
   alignas(128) u16 t[HIDDEN + SLAB];                       // the normed row, of qkv and then of mlp1
@@ -98,9 +110,8 @@ DEV void fetch_layer(const LayerCommand* commands, int i, int thread, int thread
   Layer& to = layer_of(i);
   fetch(to.norm, of[NORM], thread, threads), fetch(to.qkv, of[QKV], thread, threads);
   fetch(to.attention, of[ATTENTION], thread, threads), fetch(to.out, of[ATTN_OUT], thread, threads);
-  static_assert(__builtin_offsetof(Layer, route) == __builtin_offsetof(Layer, route_norm) + sizeof(NormArgs), "");
-  ROLLED for (int i = thread; i < (int)(sizeof(NormArgs) + sizeof(RouteArgs)) / 8; i += threads)
-    ((u64*)&to.route_norm)[i] = of[ROUTE].args[i];
+  static_assert(__builtin_offsetof(NormRouteArgs, route) == sizeof(NormArgs), "the router's begin with these two");
+  fetch(to.router, of[ROUTE], thread, threads);
   fetch(to.mlp1, of[MLP1], thread, threads), fetch(to.mlp2, of[MLP2], thread, threads);
   if (thread == 0) to.newest = of[QKV].newest, to.out_also = of[ATTN_OUT].to, to.logits = of[ROUTE].to;
 }

@@ -20,18 +20,7 @@ DEV void add_page(State& u, u32 tile, const Offsets& o, const Query& q, int firs
     const int key = 16 * b + 8 * half + lane / 4;
     if (key < first || key > last) s[b][2 * half] = s[b][2 * half + 1] = NEGATIVE_INFINITY;
   }
-  float top[2];
-  UNROLL for (int h = 0; h < 2; h++) {
-    top[h] = max_of(s[0][h], s[0][2 + h]);
-    UNROLL for (int b = 1; b < BLOCKS; b++) top[h] = max_of(top[h], max_of(s[b][h], s[b][2 + h]));
-  }
-  if (wave_any(top[0] > u.m[0] + SLACK<FORMAT_F16> || top[1] > u.m[1] + SLACK<FORMAT_F16>)) {
-    UNROLL for (int h = 0; h < 2; h++) {
-      const float m = max_of(u.m[h], max_over_keys(top[h])), f = exp2_fast(u.m[h] - m);
-      u.m[h] = m, u.sum[h] *= f;
-      UNROLL for (int i = 0; i < BLOCKS; i++) u.o[i][h] *= f, u.o[i][2 + h] *= f;
-    }
-  }
+  raise<FORMAT_F16>(u, s);
   UNROLL for (int b = 0; b < BLOCKS; b++) {
     float w[4];
     UNROLL for (int j = 0; j < 4; j++) w[j] = exp2_fast(s[b][j] - u.m[j % 2]);
@@ -152,16 +141,7 @@ struct Team {
       if (!any(warp == 0 && arrive_last(a, job))) return;
       fold_partials(a, job, tree, block);
     }
-    hand_on_row(job, tree.total, sinks, block);
-  }
-  // As store_row().
-  template <int COUNT> DEV void hand_on_row(const Job& job, const Sums<COUNT>& s, float2 sinks, int block) const {
-    const float f[2] = {normalizer(s.m[0], s.sum[0], sinks.x * LOG2E), normalizer(s.m[1], s.sum[1], sinks.y * LOG2E)};
-    const int k = (job.index % a.kv_heads * GROUP_HEADS + lane / 4) * HEAD_DIM + block * 16 + lane % 4 * 2;
-    UNROLL for (int i = 0; i < COUNT; i++) UNROLL for (int half = 0; half < 2; half++) {
-      const u32 v = transpose8(pack_output<FORMAT_F16>(s.o[i][2 * half] * f[0], s.o[i][2 * half + 1] * f[1]));
-      hand_on((u32*)(a.out + k + 16 * i + 8 * half), v);
-    }
+    store_row<FORMAT_F16>(a, job, tree.total, sinks, block);
   }
 };
 

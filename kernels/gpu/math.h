@@ -107,12 +107,15 @@ template <int VALUES, class T> DEV T wave_sums(T* v) {
 }
 
 // Sums over a block of `WAVES` waves in a fixed order; every thread gets the sum. `scratch` has WAVES values that
-// nothing else uses until the block's next barrier.
-template <int WAVES, class T> DEV T block_sum(T v, T* scratch) {
+// nothing else uses until the block's next barrier. `meet` is that of the first WAVES waves, where others go on.
+template <int WAVES, class T, class Meet> DEV T block_sum(T v, T* scratch, Meet meet) {
   v = wave_sum(v);
   if (LANE == 0) scratch[TID / WAVE] = v;
-  barrier();
+  meet();
   T sum = scratch[0];
   for (int i = 1; i < WAVES; i++) sum += scratch[i];
   return sum;
+}
+template <int WAVES, class T> DEV T block_sum(T v, T* scratch) {
+  return block_sum<WAVES>(v, scratch, [] { barrier(); });
 }

@@ -194,11 +194,12 @@ DEV void mask_tile(Tile& t, int first, int last) {
   }
 }
 
-template <int FORMAT> DEV void add_tile(State& u, const Tile& t) {
+// Raises the running maxima where a tile's scores exceed them by more than SLACK.
+template <int FORMAT> DEV void raise(State& u, const float (&s)[BLOCKS][4]) {
   float top[2];
   UNROLL for (int h = 0; h < 2; h++) {
-    top[h] = max_of(t.s[0][h], t.s[0][2 + h]);
-    UNROLL for (int b = 1; b < BLOCKS; b++) top[h] = max_of(top[h], max_of(t.s[b][h], t.s[b][2 + h]));
+    top[h] = max_of(s[0][h], s[0][2 + h]);
+    UNROLL for (int b = 1; b < BLOCKS; b++) top[h] = max_of(top[h], max_of(s[b][h], s[b][2 + h]));
   }
   if (wave_any(top[0] > u.m[0] + SLACK<FORMAT> || top[1] > u.m[1] + SLACK<FORMAT>)) {
     UNROLL for (int h = 0; h < 2; h++) {
@@ -207,6 +208,10 @@ template <int FORMAT> DEV void add_tile(State& u, const Tile& t) {
       UNROLL for (int i = 0; i < BLOCKS; i++) u.o[i][h] *= f, u.o[i][2 + h] *= f;
     }
   }
+}
+
+template <int FORMAT> DEV void add_tile(State& u, const Tile& t) {
+  raise<FORMAT>(u, t.s);
   UNROLL for (int b = 0; b < BLOCKS; b++) {
     float w[4];
     UNROLL for (int j = 0; j < 4; j++) w[j] = exp2_fast(t.s[b][j] - u.m[j % 2]);
@@ -283,7 +288,7 @@ DEV void store_row(const AttentionArgs& a, const Job& job, const Sums<COUNT>& s,
   const int k = (job.index % a.kv_heads * GROUP_HEADS + LANE / 4) * HEAD_DIM + block * 16 + LANE % 4 * 2;
   UNROLL for (int i = 0; i < COUNT; i++) UNROLL for (int half = 0; half < 2; half++) {
     const u32 v = transpose8(pack_output<FORMAT>(s.o[i][2 * half] * f[0], s.o[i][2 * half + 1] * f[1]));
-    *(u32*)(a.out + tiled_index(job.row, k + 16 * i + 8 * half, a.out_rows)) = v;
+    hand_on((u32*)(a.out + tiled_index(job.row, k + 16 * i + 8 * half, a.out_rows)), v);
   }
 }
 

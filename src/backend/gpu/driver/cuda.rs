@@ -135,6 +135,56 @@ fn describe(api: &Api, ordinal: usize) -> Result<ListedDevice> {
 }
 
 impl Cuda {
+    /// Queues a kernel with these attributes of its launch.
+    ///
+    /// # Safety
+    /// As of [`Driver::launch`].
+    unsafe fn queue_with(
+        &self,
+        launch: &KernelLaunch<'_>,
+        attributes: &[LaunchAttribute],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let config = LaunchConfig {
+            grid: [launch.grid, 1, 1],
+            block: [launch.block, 1, 1],
+            shared_bytes: launch.shared_bytes,
+            stream: stream.0 as Handle,
+            attributes: attributes.as_ptr(),
+            attribute_count: attributes.len() as c_uint,
+        };
+        let mut bytes = launch.args.len();
+        let mut extra = [
+            api::LAUNCH_BUFFER_POINTER,
+            launch.args.as_ptr() as *mut c_void,
+            api::LAUNCH_BUFFER_SIZE,
+            (&raw mut bytes).cast(),
+            api::LAUNCH_END,
+        ];
+        let function = launch.function.0 as Handle;
+        // SAFETY: the caller guarantees that the arguments are the kernel's struct; they are copied before the call
+        // ends.
+        let code = unsafe { (self.api.launch)(&config, function, null_mut(), extra.as_mut_ptr()) };
+        self.check(code, || {
+            let KernelLaunch {
+                grid,
+                block,
+                shared_bytes,
+                ..
+            } = launch;
+            format!(
+                "cuLaunchKernelEx({grid} blocks of {block}, {shared_bytes} bytes shared, {bytes} bytes of arguments)"
+            )
+        })
+    }
+
+    /// Lets a kernel be launched with so much dynamic shared memory.
+    fn set_shared(&self, function: FunctionHandle, bytes: u32) -> Code {
+        let which = api::FUNCTION_MAX_DYNAMIC_SHARED_BYTES;
+        // SAFETY: the function is one of a loaded module.
+        unsafe { (self.api.set_function_attribute)(function.0 as Handle, which, bytes as c_int) }
+    }
+
     /// The context of another device, with peer access to its memory if the machine has it. Without it the driver
     /// copies through the host.
     fn peer_context(&self, ordinal: usize) -> Result<Handle> {
@@ -256,9 +306,7 @@ impl Vendor for Cuda {
         if bytes == 0 {
             return Ok(());
         }
-        let which = api::FUNCTION_MAX_DYNAMIC_SHARED_BYTES;
-        // SAFETY: the function is one of a loaded module.
-        let code = unsafe { (self.api.set_function_attribute)(function.0 as Handle, which, bytes as c_int) };
+        let code = self.set_shared(function, bytes);
         self.check(code, || format!("cuFuncSetAttribute({name}, {bytes} bytes shared)"))
     }
 
@@ -285,9 +333,7 @@ impl Vendor for Cuda {
         }
         // Such kernels ask for all shared memory that larger devices have. Others refuse the value.
         const INVALID_VALUE: Code = 1;
-        let which = api::FUNCTION_MAX_DYNAMIC_SHARED_BYTES;
-        // SAFETY: the function is one of a loaded module.
-        let code = unsafe { (self.api.set_function_attribute)(function.0 as Handle, which, shared_bytes as c_int) };
+        let code = self.set_shared(function, shared_bytes);
         if code == INVALID_VALUE {
             return Ok(0);
         }
@@ -322,51 +368,6 @@ impl Vendor for Cuda {
             return Err(error);
         }
         Ok(graph)
-    }
-}
-
-impl Cuda {
-    /// Queues a kernel with these attributes of its launch.
-    ///
-    /// # Safety
-    /// As of [`Driver::launch`].
-    unsafe fn queue_with(
-        &self,
-        launch: &KernelLaunch<'_>,
-        attributes: &[LaunchAttribute],
-        stream: StreamHandle,
-    ) -> Result<()> {
-        let config = LaunchConfig {
-            grid: [launch.grid, 1, 1],
-            block: [launch.block, 1, 1],
-            shared_bytes: launch.shared_bytes,
-            stream: stream.0 as Handle,
-            attributes: attributes.as_ptr(),
-            attribute_count: attributes.len() as c_uint,
-        };
-        let mut bytes = launch.args.len();
-        let mut extra = [
-            api::LAUNCH_BUFFER_POINTER,
-            launch.args.as_ptr() as *mut c_void,
-            api::LAUNCH_BUFFER_SIZE,
-            (&raw mut bytes).cast(),
-            api::LAUNCH_END,
-        ];
-        let function = launch.function.0 as Handle;
-        // SAFETY: the caller guarantees that the arguments are the kernel's struct; they are copied before the call
-        // ends.
-        let code = unsafe { (self.api.launch)(&config, function, null_mut(), extra.as_mut_ptr()) };
-        self.check(code, || {
-            let KernelLaunch {
-                grid,
-                block,
-                shared_bytes,
-                ..
-            } = launch;
-            format!(
-                "cuLaunchKernelEx({grid} blocks of {block}, {shared_bytes} bytes shared, {bytes} bytes of arguments)"
-            )
-        })
     }
 }
 
