@@ -37,9 +37,9 @@ struct Dense {
   DEV int out_warps() const { return from_last() < out_too ? 2 : 1; }  // of this block
 };
 enum : int {
-  ROW_RINGS_BYTES = ROW_WARPS * Stream<Mxfp4, EXPERT_STAGES>::BYTES,
-  QKV_RING_BYTES = Stream<W16, QKV_STAGES>::BYTES,         // of the first two dense warps
-  OUT_RING_BYTES = Stream<W16, OUT_STAGES>::BYTES,         // of the others
+  ROW_RINGS_BYTES = ROW_WARPS * ExpertStream::BYTES,
+  QKV_RING_BYTES = QkvStream::BYTES,                       // of the first two dense warps
+  OUT_RING_BYTES = OutStream::BYTES,                       // of the others
   RINGS_BYTES = ROW_RINGS_BYTES + 2 * (QKV_RING_BYTES + OUT_RING_BYTES),
 };
 
@@ -71,7 +71,7 @@ DEV void store_qkv(const QkvStoreArgs& a, const Place& p, const float* acc, cons
 }
 
 DEV void multiply_qkv(const LayerCommand* commands, int layers, const Dense& d, u32 ring) {
-  Stream<W16, QKV_STAGES> stream(ring);
+  QkvStream stream(ring);
   const int first = d.qkv_first(), stride = d.qkv_stride(), units = units_of(s.layers[0].qkv.product);
   if (first < units) stream.then(s.layers[0].qkv.product, 0, first);
   stream.start();
@@ -109,7 +109,7 @@ DEV float add_flushing(float a, float b) {                 // as reductions in t
 }
 
 DEV void multiply_out(const LayerCommand* commands, int layers, const Dense& d, u32 ring) {
-  Stream<W16, OUT_STAGES> stream(ring);
+  OutStream stream(ring);
   const int first = d.out_first(), stride = d.out_stride(), units = units_of(s.layers[0].out);
   const int rank = 3 - d.warp, warps = d.out_warps();
   if (first < units) stream.then(s.layers[0].out, 0, first);
@@ -319,7 +319,7 @@ DEV void multiply_experts(int layer, bool last, u32 rings) {
   const int up_units = units_of(up), down_units = units_of(down), all_up = k * up_units;
   const int slot = BID % k, of_slot = (GRID - slot + k - 1) / k;
   const int up_stride = ROW_WARPS * GRID, down_stride = ROW_WARPS * of_slot;
-  Stream<Mxfp4, EXPERT_STAGES> stream(rings + warp * Stream<Mxfp4, EXPERT_STAGES>::BYTES);
+  ExpertStream stream(rings + warp * ExpertStream::BYTES);
   // Units are numbered: those of mlp2 behind those of mlp1.
   const auto after = [&](int i) {
     if (i < all_up) return i + up_stride < all_up ? i + up_stride : all_up + warp * of_slot + BID / k;
@@ -342,7 +342,7 @@ DEV void multiply_experts(int layer, bool last, u32 rings) {
     if (!is_up && !gated) {                                // the gated units of the block's expert, and zeros behind
       const int features = up.n / 2;
       const u32x4* from = (const u32x4*)((const u16*)down.input + (i64)slot * width);
-      for (int i = TID; i < (width + SLAB) / 8; i += ROW_WARPS * WAVE)
+      for (int i = TID; i < (width + (EXPERT_SLABS - 1) * SLAB) / 8; i += ROW_WARPS * WAVE)
         ((u32x4*)s.wide)[i] = i < features / 8 ? take(from + i) : u32x4{};
       meet_row();
       gated = true;
@@ -397,7 +397,8 @@ DEV void run_layers(const OneLaunchArgs& a) {
   static_assert(THREADS == ONE_LAUNCH_THREADS && HIDDEN == ONE_LAUNCH_MOST_HIDDEN, "as the host has it");
   static_assert(EXPERTS == ONE_LAUNCH_MOST_EXPERTS_PER_TOKEN && MOST_N_EXPERTS == ONE_LAUNCH_MOST_EXPERTS, "likewise");
   static_assert(RINGS_BYTES == ONE_LAUNCH_SHARED_BYTES, "likewise");
-  static_assert(ONE_LAUNCH_LEAST_SLABS >= SLABS * OUT_STAGES && OUT_STAGES > QKV_STAGES && OUT_STAGES > EXPERT_STAGES,
+  static_assert(ONE_LAUNCH_LEAST_SLABS >= DENSE_SLABS * OUT_STAGES && OUT_STAGES > QKV_STAGES &&
+                    DENSE_SLABS * OUT_STAGES > EXPERT_SLABS * EXPERT_STAGES,
                 "the largest ring buffer is full before a unit ends");
   const int warp = TID / WAVE, layers = a.count / OF_LAYER;
   fetch_layer(a.commands, 0, TID, THREADS);

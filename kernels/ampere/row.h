@@ -34,15 +34,18 @@ DEV int all_blocks() {
 #include "operands.h"
 
 // Stages are as many as 227 KB of shared memory leave, most for attn_out, whose units have most slabs and whose memory
-// would idle soonest: beside them lie 38 KB of rows and of what commands say.
+// would idle soonest: beside them lie 38 KB of rows and of what commands say. The more slabs a stage has, the fewer
+// instructions a slab takes, which is what the experts' products wait for.
 enum : int {
   ROW_WARPS = NORM_WAVES,                                  // as many as a norm has
   DENSE_WARPS = 4,                                         // which multiply for qkv and attn_out
   THREADS = (ROW_WARPS + DENSE_WARPS) * WAVE,              // 16 warps: each thread may have 128 registers
   TEAM_WARPS = 4,                                          // of a job of attention, one for each 16 of a head's dims
-  QKV_STAGES = 5,                                          // of two slabs
+  DENSE_SLABS = 2,                                         // of a stage
+  QKV_STAGES = 5,
   OUT_STAGES = 9,
-  EXPERT_STAGES = 6,
+  EXPERT_SLABS = 3,
+  EXPERT_STAGES = 4,
   EXPERTS = 4,                                             // at most, of a row
   MOST_N_EXPERTS = 128,
   HIDDEN = NORM_FEW_MOST_HIDDEN,
@@ -89,11 +92,13 @@ enum : int { NORM, QKV, ATTENTION, ATTN_OUT, ROUTE, MLP1, MLP2, OF_LAYER };
 enum : int { LAYERS_KEPT = 3 };
 
 struct Shared {
+  // With zeros up to a whole stage behind the row:
   alignas(128) u16 t[HIDDEN + SLAB];                       // the normed row, of qkv and then of mlp1
-  alignas(128) u16 wide[WIDE + SLAB];                      // attention's outputs, then an expert's gated units
+  alignas(128) u16 wide[WIDE + (EXPERT_SLABS - 1) * SLAB]; // attention's outputs, then an expert's gated units
   alignas(16) float x[HIDDEN];                             // the residual row, then the router's normed row
   alignas(16) u16 router[HIDDEN];                          // an expert's weights
   Layer layers[LAYERS_KEPT];
+  alignas(16) u16 newest[128];                             // of attention: the row's key and value of one KV head
   float sums[2][NORM_WAVES];
   int picks[EXPERTS];                                      // in order of the experts
   float shares[EXPERTS];

@@ -4,7 +4,8 @@
 #pragma once
 #include "row.h"
 
-// Adds a page to a unit's sums: read_tile(), mask_tile() and add_tile() with fewer registers.
+// Adds a page to a unit's sums: read_tile(), mask_tile() and add_tile() with fewer registers. The values of keys that
+// are not seen are zeros.
 DEV void add_page(State& u, u32 tile, const Offsets& o, const Query& q, int first, int last) {
   const int lane = LANE;
   float s[BLOCKS][4];
@@ -30,12 +31,6 @@ DEV void add_page(State& u, u32 tile, const Offsets& o, const Query& q, int firs
     UNROLL for (int i = 0; i < BLOCKS; i++) {
       u32 v[4];
       load_transposed(v, tile + o.v[i] + b * 16 * KEY_BYTES);
-      UNROLL for (int half = 0; half < 2; half++) {
-        const int key = 16 * b + 8 * half + lane % 4 * 2;
-        const u32 keep = (key >= first && key <= last ? 0xffffu : 0) |
-                         (key + 1 >= first && key + 1 <= last ? 0xffff0000u : 0);
-        v[2 * half] &= keep, v[2 * half + 1] &= keep;
-      }
       mma<FORMAT_F16>(u.o[i], v, p0, p1);
     }
   }
@@ -48,30 +43,30 @@ struct Team {
   u32 tiles;                                               // as many as warps
   int warp, lane;
 
-  // The rows of a page that the job sees. The newest are not there yet, or half.
+  // The rows of a page that the job sees, and zeros for other values. The newest are not there yet, or half.
   DEV void copy(const Job& job, int page, u32 tile) const {
     const int number = shfl(job.page, page - job.first / KV_PAGE);
     const u8* from = tile_of(a, job, number) + lane * 16;
     const int first = (job.first - page * KV_PAGE) * 8, last = (job.last - page * KV_PAGE) * 8 + 7;  // pieces
 #pragma unroll 2
     for (int i = 0; i < KV_PAGE * 8; i += WAVE) {
-      if (i + lane < first || i + lane > last) continue;
-      copy16(tile + (i + lane) * 16, from + i * 16);
-      copy16(tile + HALF_TILE + (i + lane) * 16, from + HALF_TILE + i * 16);
+      const bool seen = i + lane >= first && i + lane <= last;
+      if (seen) copy16(tile + (i + lane) * 16, from + i * 16);
+      copy16_or_zeros(tile + HALF_TILE + (i + lane) * 16, from + HALF_TILE + i * 16, seen);
     }
     commit_copies();
   }
+  DEV bool has_newest(const Job& job, int page) const {
+    return page == job.row_last / KV_PAGE && job.last == job.row_last;
+  }
   // Puts the newest key and value in their place.
-  DEV void patch(const Job& job, int page, u32 tile) const {
-    if (page != job.row_last / KV_PAGE || job.last != job.row_last) return;
-    const int at = job.row_last % KV_PAGE, piece = lane % 8, kv_head = job.index % a.kv_heads;
-    if (lane < 16) {
-      const int head = kv_head + (lane < 8 ? 0 : a.kv_heads);
-      const u32x4 v = take((const u32x4*)(newest + head * HEAD_DIM) + piece);
+  DEV void patch(const Job& job, u32 tile) const {
+    const int at = job.row_last % KV_PAGE;
+    const u32x4 v = ((const u32x4*)s.newest)[lane % 16];
+    if (lane < 16)
       asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
-                   ::"r"(tile + (lane < 8 ? 0 : HALF_TILE) + at * 128 + (piece ^ at % 8) * 16),
+                   ::"r"(tile + (lane < 8 ? 0 : HALF_TILE) + at * 128 + (lane % 8 ^ at % 8) * 16),
                    "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
-    }
     __syncwarp();
   }
 
@@ -84,16 +79,21 @@ struct Team {
     return any;
   }
 
-  // As load_query().
-  DEV Query take_query(const Job& job) const {
-    Query q = {};
-    const u32* from = (const u32*)a.q + (job.index % a.kv_heads * GROUP_HEADS + lane / 4) * (HEAD_DIM / 2) + lane % 4;
+  // The query, as load_query() has it, and the newest key and value, if the warp needs them, both at once. Each of 16
+  // lanes keeps a piece of these.
+  DEV void take_newest(const Job& job, Query& q, bool needs_key) const {
+    const int kv_head = job.index % a.kv_heads;
+    u32x4 key = {};
+    const u32* from = (const u32*)a.q + (kv_head * GROUP_HEADS + lane / 4) * (HEAD_DIM / 2) + lane % 4;
+    const u16* of = newest + (kv_head + lane / 8 * a.kv_heads) * HEAD_DIM + lane % 8 * 8;
     for (;;) {
       bool all = true;
+      if (needs_key && lane < 16) key = peek((const u32x4*)of);
       UNROLL for (int i = 0; i < 2 * BLOCKS; i++) q.v[i] = peek(from + 4 * i);
       UNROLL for (int i = 0; i < 2 * BLOCKS; i++) all &= is_there(q.v[i]);
-      if (all || !still_wait()) return q;
+      if ((all && is_there(key)) || !still_wait()) break;
     }
+    if (needs_key && lane < 16) ((u32x4*)s.newest)[lane] = key;
   }
 
   DEV void attend(const Job& job, float* sums) const {
@@ -111,14 +111,15 @@ struct Team {
       copy(job, first_page(mine), tile);
       if (both && first_page(mine) < last_page(mine)) copy(job, last_page(mine), tile + TILE_BYTES);
     }
-    const Query q = take_query(job);
+    Query q = {};
+    take_newest(job, q, mine <= last && has_newest(job, last_page(mine)));
     if (mine <= last) {
       State u = nothing();
       ROLLED for (int page = first_page(mine); page <= last_page(mine); page++) {
         const u32 of_page = tile + (both && page > first_page(mine) ? (int)TILE_BYTES : 0);
         wait_copies<0>();
         __syncwarp();
-        patch(job, page, of_page);
+        if (has_newest(job, page)) patch(job, of_page);
         ::add_page(u, of_page, at, q, job.first - page * KV_PAGE, job.last - page * KV_PAGE);
         __syncwarp();
         if (!both && page < last_page(mine)) copy(job, page + 1, tile);
