@@ -108,7 +108,7 @@ const WRITTEN: [Kernel; 15] = [
 const DENSE_WARPS: usize = 4;
 const QKV_RING: usize = 5 * 2 * 2048;
 const OUT_RING: usize = 9 * 2 * 2048;
-const EXPERT_RING: usize = 6 * 2 * 544;
+const EXPERT_RING: usize = 4 * 3 * 544;
 
 /// Persistent blocks whose warps have a cache tile and two partial sums each. Those for at most so many rows share a
 /// job's units.

@@ -92,7 +92,6 @@ enum : int { NORM, QKV, ATTENTION, ATTN_OUT, ROUTE, MLP1, MLP2, OF_LAYER };
 enum : int { LAYERS_KEPT = 3 };
 
 struct Shared {
-  // With zeros up to a whole stage behind the row:
   alignas(128) u16 t[HIDDEN + SLAB];                       // the normed row, of qkv and then of mlp1
   alignas(128) u16 wide[WIDE + (EXPERT_SLABS - 1) * SLAB]; // attention's outputs, then an expert's gated units
   alignas(16) float x[HIDDEN];                             // the residual row, then the router's normed row
@@ -104,6 +103,9 @@ struct Shared {
   float shares[EXPERTS];
 };
 static SHARED Shared s;
+// Behind the normed row and the gated units are zeros up to a whole stage, behind attention's outputs anything.
+static_assert(HIDDEN / SLAB % DENSE_SLABS == 0 && HIDDEN / SLAB % EXPERT_SLABS == 0, "t has the zeros of whole stages");
+static_assert(DENSE_SLABS == 2, "the host sees to it that attention's outputs have an even number of slabs");
 
 DEV Layer& layer_of(int i) { return s.layers[i % LAYERS_KEPT]; }
 // Threads `thread` of `threads` fetch layer `i`'s.
