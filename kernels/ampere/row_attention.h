@@ -79,21 +79,21 @@ struct Team {
     return any;
   }
 
-  // The query, as load_query() has it, and the newest key and value, if the warp needs them, both at once. Each of 16
-  // lanes keeps a piece of these.
+  // The query, as load_query() has it. Together with it come the newest key and value, if the warp needs them: 16 lanes
+  // put a piece each into s.newest.
   DEV void take_newest(const Job& job, Query& q, bool needs_key) const {
     const int kv_head = job.index % a.kv_heads;
-    u32x4 key = {};
+    u32x4 piece = {};
     const u32* from = (const u32*)a.q + (kv_head * GROUP_HEADS + lane / 4) * (HEAD_DIM / 2) + lane % 4;
-    const u16* of = newest + (kv_head + lane / 8 * a.kv_heads) * HEAD_DIM + lane % 8 * 8;
+    const u16* from_newest = newest + (kv_head + lane / 8 * a.kv_heads) * HEAD_DIM + lane % 8 * 8;
     for (;;) {
       bool all = true;
-      if (needs_key && lane < 16) key = peek((const u32x4*)of);
+      if (needs_key && lane < 16) piece = peek((const u32x4*)from_newest);
       UNROLL for (int i = 0; i < 2 * BLOCKS; i++) q.v[i] = peek(from + 4 * i);
       UNROLL for (int i = 0; i < 2 * BLOCKS; i++) all &= is_there(q.v[i]);
-      if ((all && is_there(key)) || !still_wait()) break;
+      if ((all && is_there(piece)) || !still_wait()) break;
     }
-    if (needs_key && lane < 16) ((u32x4*)s.newest)[lane] = key;
+    if (needs_key && lane < 16) ((u32x4*)s.newest)[lane] = piece;
   }
 
   DEV void attend(const Job& job, float* sums) const {

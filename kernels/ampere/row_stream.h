@@ -28,7 +28,7 @@ template <> struct Slabs<W16> {
     template <int SLABS> DEV void advance() { at += SLABS * slab; }
   };
   u32 a[4][4];
-  // From there to what the lane loads.
+  // Bytes from a lane's address of a stage to what the lane loads.
   static DEV u32 locate(int lane) { return lane % 16 * SLAB * 2 + (lane / 16 ^ lane % 8) * 16 - lane * 16; }
   DEV void load(u32 slab, int) { UNROLL for (int k16 = 0; k16 < 4; k16++) load_matrices(a[k16], slab ^ k16 * 32); }
   DEV void fragment(int k16, u32 (&to)[4]) const { UNROLL for (int i = 0; i < 4; i++) to[i] = a[k16][i]; }
@@ -46,8 +46,9 @@ template <> struct Slabs<Mxfp4> {
     }
     template <int SLABS> DEV void copy(u32 stage, int there) const {
       UNROLL for (int i = 0; i < SLABS; i++) copy16_or_zeros(stage + i * SLAB_BYTES, at + i * slab, there > i);
+      // Two lanes copy a slab's scales, which come behind its codes. Their own addresses are 32 bytes further from slab
+      // to slab. In assembly, as with a branch around copy16_or_zeros() a stage takes three instructions more.
       const int lane = LANE, of = lane / 2;
-      // Its place is SLAB_BYTES further from slab to slab, of which two lanes' own addresses have 32.
       asm volatile("{ .reg .pred p; setp.lt.s32 p, %0, %4;\n"
                    "@p cp.async.cg.shared.global.L2::128B [%1], [%2], 16, %3; }"
                    ::"r"(lane), "r"(stage + CODES + of * (SLAB_BYTES - 32)), "l"(scales), "r"(there > of ? 16 : 0),
