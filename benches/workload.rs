@@ -90,6 +90,20 @@ impl Workload {
         }
     }
 
+    /// A model whose KV cache is divided for its sequences.
+    pub fn config(&self, model: &ModelConfig) -> ModelConfig {
+        ModelConfig {
+            seq_len: self.seq_len(model),
+            context_length: Some(CONTEXT_LENGTH),
+            ..model.clone()
+        }
+    }
+
+    /// The most rows that decode in a step where so many devices share the requests, each with at most `at_once`.
+    pub fn max_batch(&self, at_once: usize, devices: usize) -> usize {
+        self.requests.min(at_once * devices).div_ceil(devices)
+    }
+
     /// The tokens of each request.
     pub fn lengths(&self, shorten: usize) -> anyhow::Result<Vec<Lengths>> {
         if !self.mixed {

@@ -21,8 +21,8 @@
 //! time. "At least": without launches, and with products at the peak or at the memory's rate.
 //!
 //! Single steps are in the middle of W2's sequences, with all rows of one age, or of prompts alone (`steps.rs`). In
-//! workloads the library's scheduler decides each step, with as many KV blocks as the card has memory for (`group.rs`),
-//! by three schedules (`runs.rs`):
+//! workloads the library's scheduler decides each step, with as many KV blocks as the card has memory for
+//! (`../group.rs`), by three schedules (`../play.rs`):
 //!
 //! - *spread*: starts are spread by the scheduler's timetable, so that ages are apart;
 //! - *unplanned*: without it, requests start as soon as the scheduler's other rules have room for them;
@@ -38,10 +38,13 @@ mod card;
 mod chosen;
 mod costs;
 mod cuts;
+#[path = "../group.rs"]
 mod group;
 #[path = "../layer.rs"]
 mod layer;
 mod model;
+#[path = "../play.rs"]
+mod play;
 mod runs;
 mod shares;
 mod steps;

@@ -3,6 +3,7 @@
 use crate::card::Card;
 use crate::chosen::Chosen;
 use crate::cuts::{Cut, cut};
+use crate::group::Kind;
 use crate::layer;
 use crate::shares::{SLAB_RUNS, Shares};
 use crate::units::{SIMDS, WAVE, last_end};
@@ -97,6 +98,15 @@ pub struct Model<'a> {
 }
 
 impl Model<'_> {
+    /// It on devices of the card.
+    pub fn kind(&self) -> Kind<'_> {
+        Kind {
+            config: self.config,
+            target: &self.target,
+            memory: self.card.memory(),
+        }
+    }
+
     /// Seconds in which the matrix core of a SIMD multiplies so many runs.
     fn runs(&self, count: usize) -> f64 {
         count as f64 * self.shares.run_slots * 4.0 / self.card.hertz

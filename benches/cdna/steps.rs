@@ -1,6 +1,5 @@
 //! Prints single steps, kernel by kernel: decoding in the middle of W2's sequences, and prompts.
 
-use crate::group::cut;
 use crate::layer::STEP_LAUNCHES;
 use crate::model::{LAUNCH, Layer, Model, Timed};
 use getp::backend::gpu::shapes::Product;
@@ -33,7 +32,7 @@ pub fn print_steps(model: &Model<'_>) {
 /// sequences of 32 + 992 tokens, which take half of what one of the model's length does; at most `most_rows`.
 pub fn print_group(model: &Model<'_>, devices: usize, most_rows: usize) {
     let sizes = (1..=most_rows / 16).rev().map(|n| 16 * n);
-    let cut = |rows: usize| cut(model, devices, rows, (rows * devices).div_ceil(2));
+    let cut = |rows: usize| model.kind().cut(devices, rows, (rows * devices).div_ceil(2));
     let (rows, cut) = sizes
         .filter_map(|rows| Some((rows, cut(rows)?)))
         .next()

@@ -1,23 +1,39 @@
 //! Devices that make a replica together: their layers, and what the scheduler may do with them.
 
-use crate::model::Model;
+#![allow(dead_code, reason = "each benchmark that includes this uses a part")]
+
 use getp::backend::gpu::catalogue::Elements;
+use getp::backend::gpu::driver::DeviceMemory;
 use getp::backend::gpu::group::demand::Demand;
 use getp::backend::gpu::group::fit::ENOUGH;
 use getp::backend::gpu::kv::page_bytes;
 use getp::backend::gpu::stage::Common;
+use getp::backend::gpu::target::Target;
+use getp::config::ModelConfig;
 use getp::kv_blocks::{KvBlocks, block_bytes};
 use getp::options::Options;
 use getp::scheduler::{Limits, steps_at_once};
 use std::ops::Range;
 
-/// The layers of so many devices, with steps of so many rows and room for so many sequences of the model's `seq_len`.
-pub fn cut(model: &Model<'_>, devices: usize, rows: usize, sequences: usize) -> Option<Vec<Range<usize>>> {
-    let options = Options {
-        max_batch: Some(rows),
-        ..Options::default()
-    };
-    Devices::new(model, &options, devices).cut(sequences)
+/// A model on devices of a kind.
+#[derive(Clone, Copy)]
+pub struct Kind<'a> {
+    pub config: &'a ModelConfig,
+    pub target: &'a Target,
+    /// Of each device.
+    pub memory: DeviceMemory,
+}
+
+impl Kind<'_> {
+    /// The layers of so many devices, with steps of so many rows and room for so many sequences of the model's
+    /// `seq_len`.
+    pub fn cut(&self, devices: usize, rows: usize, sequences: usize) -> Option<Vec<Range<usize>>> {
+        let options = Options {
+            max_batch: Some(rows),
+            ..Options::default()
+        };
+        Devices::new(self, &options, devices).cut(sequences)
+    }
 }
 
 /// A replica.
@@ -28,35 +44,37 @@ pub struct Group {
 }
 
 impl Group {
-    /// Of as few devices as the model fits with `options` of their number, cut as the library cuts it.
-    pub fn smallest(model: &Model<'_>, options: &dyn Fn(usize) -> Options) -> Self {
+    /// Of so many devices, cut as the library cuts it; `None` if the model does not fit them.
+    pub fn of(kind: &Kind<'_>, options: &Options, count: usize) -> Option<Self> {
         let fewer = |&n: &usize| Some(n / 2).filter(|&n| n > 0);
-        let of_size = |devices: usize| {
-            let options = options(devices);
-            let devices = Devices::new(model, &options, devices);
-            let most = ENOUGH.min(devices.common.logits_rows);
-            let layers = std::iter::successors(Some(most), fewer).find_map(|n| devices.cut(n))?;
-            let limits = devices.limits(&layers);
-            Some(Self { layers, limits })
-        };
-        let mut sizes = 1..=model.config.n_layers;
+        let devices = Devices::new(kind, options, count);
+        let most = ENOUGH.min(devices.common.logits_rows);
+        let layers = std::iter::successors(Some(most), fewer).find_map(|n| devices.cut(n))?;
+        let limits = devices.limits(&layers);
+        Some(Self { layers, limits })
+    }
+
+    /// Of as few devices as the model fits with `options` of their number.
+    pub fn smallest(kind: &Kind<'_>, options: &dyn Fn(usize) -> Options) -> Self {
+        let mut sizes = 1..=kind.config.n_layers;
+        let of_size = |devices| Self::of(kind, &options(devices), devices);
         sizes.find_map(of_size).expect("the model fits some devices")
     }
 }
 
-/// Devices of a card.
+/// As many devices as a replica has.
 struct Devices<'a> {
-    model: &'a Model<'a>,
+    kind: &'a Kind<'a>,
     options: &'a Options,
     common: Common,
     count: usize,
 }
 
 impl<'a> Devices<'a> {
-    fn new(model: &'a Model<'_>, options: &'a Options, count: usize) -> Self {
+    fn new(kind: &'a Kind<'_>, options: &'a Options, count: usize) -> Self {
         Self {
-            common: Common::new(model.config, options, Elements::F16, count),
-            model,
+            common: Common::new(kind.config, options, Elements::F16, count),
+            kind,
             options,
             count,
         }
@@ -65,12 +83,12 @@ impl<'a> Devices<'a> {
     fn demand(&self) -> Demand<'_> {
         Demand {
             common: &self.common,
-            target: &self.model.target,
+            target: self.kind.target,
         }
     }
 
     fn cut(&self, sequences: usize) -> Option<Vec<Range<usize>>> {
-        let memory = vec![self.model.card.memory(); self.count];
+        let memory = vec![self.kind.memory; self.count];
         self.demand().cut(&memory, sequences, self.options)
     }
 
@@ -82,9 +100,9 @@ impl<'a> Devices<'a> {
             kv_mb: MIB,
             ..self.options.clone()
         };
-        let memory = self.model.card.memory();
+        let memory = self.kind.memory;
         let config = &self.common.config;
-        let page_bytes = page_bytes(config, self.common.numbers.kv, &self.model.target);
+        let page_bytes = page_bytes(config, self.common.numbers.kv, self.kind.target);
         let within = |sequences: usize| {
             let all = self.demand().bytes(layers, sequences, &known, memory.total);
             let left = (memory.free + ((MIB as u64) << 20)).saturating_sub(all);
