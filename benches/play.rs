@@ -144,7 +144,7 @@ pub fn print(name: &str, steps: &[Step]) {
 pub struct Step {
     /// Seconds since the step before was done.
     seconds: f64,
-    /// Tokens found.
+    /// Tokens found; of workloads of prompts alone, those of prompts, too.
     tokens: usize,
     /// Rows that decode.
     decoding: usize,
@@ -183,6 +183,8 @@ fn print_part(name: &str, steps: &[Step]) {
 struct Run<'a> {
     player: &'a Player<'a>,
     lengths: Vec<Lengths>,
+    /// Whether prompts are all there is.
+    only_prompts: bool,
     waiting: VecDeque<Request>,
     scheduler: Scheduler,
     /// When each device is done with what it has.
@@ -213,6 +215,7 @@ impl<'a> Run<'a> {
             free: vec![0.0; player.group.layers.len()],
             found: vec![0.0; player.group.limits.max_batch],
             now: 0.0,
+            only_prompts: workload.output == 1,
             lengths,
             player,
         })
@@ -248,6 +251,9 @@ impl<'a> Run<'a> {
                 ..Step::default()
             };
             self.now = end;
+            if self.only_prompts {
+                step.tokens += plan.rows();
+            }
             let sampled = plan.logits.iter().map(|row| {
                 let Some(request) = self.scheduler.drawing(row.slot) else {
                     return TOKEN; // its answer has ended
