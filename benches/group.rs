@@ -6,6 +6,7 @@ use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::driver::DeviceMemory;
 use getp::backend::gpu::group::demand::Demand;
 use getp::backend::gpu::group::fit::ENOUGH;
+use getp::backend::gpu::group::steps;
 use getp::backend::gpu::kv::page_bytes;
 use getp::backend::gpu::stage::Common;
 use getp::backend::gpu::target::Target;
@@ -25,6 +26,18 @@ pub struct Kind<'a> {
 }
 
 impl Kind<'_> {
+    /// The options of a replica of so many devices: alone, one may have long steps.
+    pub fn with_length(&self, options: &Options, devices: usize) -> Options {
+        if devices > 1 {
+            return options.clone();
+        }
+        let weights = Devices::new(self, options, devices)
+            .demand()
+            .weight_bytes(&(0..self.config.n_layers));
+        let free_bytes = self.memory.free.saturating_sub(weights);
+        steps::with_length(options, self.config, self.target, Elements::F16, free_bytes)
+    }
+
     /// The layers of so many devices, with steps of so many rows and room for so many sequences of the model's
     /// `seq_len`.
     pub fn cut(&self, devices: usize, rows: usize, sequences: usize) -> Option<Vec<Range<usize>>> {

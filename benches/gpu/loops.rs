@@ -11,8 +11,12 @@
 //! loops multiply each term, and keys, values and outputs of experts are float32. With `--group N` the workloads are
 //! those of a group of N devices like the first: as many steps at a time, each of an Nth of the sequences, pass through
 //! stages that are equal.
+//!
+//! With `--whole` whole runs of the requests are played, too, their beginning and end included (`loops/whole.rs`).
 
-use super::chosen::Chosen;
+mod rates;
+mod whole;
+
 use super::{Args, parameter};
 use crate::workload::{AT_ONCE, WORKLOADS, Workload};
 use getp::backend::gpu::args::{GemmArgs, MXFP4_SLAB_BYTES, SLAB, W16_SLAB_BYTES};
@@ -25,11 +29,15 @@ use getp::backend::gpu::peaks::{peak_args, peak_flops};
 use getp::backend::gpu::shapes::{GemmShape, MatrixForm, Numbers, Product};
 use getp::backend::gpu::stage::numbers;
 use getp::config::ModelConfig;
+use getp::options::Options;
 use half::f16;
 use rand::{Rng, RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rates::DeviceRates;
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use whole::{ByLoops, Runs, Whole};
 
 /// Slabs along K, some twenty times a model's.
 const SLABS: usize = 1000;
@@ -54,6 +62,9 @@ pub struct Part {
     /// The most requests that run at once.
     #[arg(long, default_value_t = AT_ONCE)]
     at_once: usize,
+    /// Play whole runs, too.
+    #[arg(long)]
+    whole: bool,
 }
 
 pub fn run(args: &Args, part: &Part) -> anyhow::Result<()> {
@@ -71,8 +82,10 @@ pub fn run(args: &Args, part: &Part) -> anyhow::Result<()> {
             context: &context,
             config: &config,
             numbers,
+            options: &options,
             group: args.group.max(1),
             rng,
+            products: RefCell::default(),
         }
         .print(part)?;
     }
@@ -142,13 +155,6 @@ impl Steady {
     }
 }
 
-/// What memory, prompts' attention and launches allow.
-struct DeviceRates {
-    bytes_per_s: f64,
-    attention_flops_per_s: f64,
-    launch_s: f64,
-}
-
 /// A loop's time for a block of 64 weight rows, a slab and a tile of tokens, all multiprocessors together; and the
 /// tiles of an expert, or of a layer's own matrix.
 struct Rate {
@@ -166,9 +172,12 @@ struct Loops<'a> {
     context: &'a Context,
     config: &'a ModelConfig,
     numbers: Numbers,
+    options: &'a Options,
     /// Devices of a replica.
     group: usize,
     rng: RefCell<ChaCha8Rng>,
+    /// Seconds of products of so many rows, as far as they have been measured.
+    products: RefCell<HashMap<(Product, usize), f64>>,
 }
 
 impl Loops<'_> {
@@ -179,6 +188,9 @@ impl Loops<'_> {
         );
         let bytes_per_s = block_bytes(Product::Greedy) as f64 / self.rate(Product::Greedy, 1)?.seconds;
         let rates = DeviceRates {
+            config: self.config,
+            target: &self.context.target,
+            numbers: self.numbers,
             bytes_per_s,
             attention_flops_per_s: self.attention()?,
             launch_s: self.launch()?,
@@ -190,15 +202,17 @@ impl Loops<'_> {
             rates.launch_s * 1e6
         );
         let of_prompts = self.others(PROMPT_ROWS, &rates)?;
-        let room = self.room()?;
+        let room = self.room(&rates)?;
         let mut allowed = Vec::new();
         let is_wanted = |name: &str| part.names.is_empty() || part.names.iter().any(|wanted| wanted == name);
         // Prompts with shared beginnings are not all computed.
         let workloads = WORKLOADS.iter().filter(|workload| workload.shared == 0);
         let wanted = workloads.filter(|workload| is_wanted(workload.name));
-        for workload in wanted.flat_map(|workload| workload.with(&part.requests)) {
-            let steady = Steady::of(&workload, part.at_once, self.group, &room)?;
-            let prompt = of_prompts + self.prompts_attention(steady.prompt_keys, &rates);
+        let wanted: Vec<_> = wanted.flat_map(|workload| workload.with(&part.requests)).collect();
+        for workload in &wanted {
+            let steady = Steady::of(workload, part.at_once, self.group, &room)?;
+            let keys = PROMPT_ROWS as f64 * self.keys(steady.prompt_keys);
+            let prompt = of_prompts + rates.prompts_attention(keys);
             let prompt = self.config.n_layers as f64 * prompt / PROMPT_ROWS as f64;
             allowed.push(match steady.rows {
                 0 => (steady.name, 0, 1.0 / prompt),
@@ -214,11 +228,30 @@ impl Loops<'_> {
         for (name, rows, rate) in allowed {
             println!("{name:<4}{rows:>6} rows a step{:>10.0}", rate * self.group as f64);
         }
+        if part.whole {
+            self.print_whole(&wanted, part.at_once, &rates)?;
+        }
+        Ok(())
+    }
+
+    /// Plays whole runs, and prints them behind what is measured for them.
+    fn print_whole(&self, workloads: &[Workload], at_once: usize, rates: &DeviceRates<'_>) -> anyhow::Result<()> {
+        let product = |product, rows| self.product(product, rows);
+        let whole = Whole {
+            costs: ByLoops::new(rates, &product),
+            options: self.options,
+            memory: self.context.driver.memory()?,
+            devices: self.group,
+        };
+        let play = |&workload: &Workload| whole.play(workload, at_once);
+        let played: Vec<_> = workloads.iter().map(play).collect::<anyhow::Result<_>>()?;
+        println!("whole runs, tokens/s (of prompts alone, theirs, too)");
+        played.iter().for_each(Runs::print);
         Ok(())
     }
 
     /// How many sequences of so many positions a step has room for, beside the weights.
-    fn room(&self) -> anyhow::Result<impl Fn(f64) -> usize> {
+    fn room(&self, rates: &DeviceRates<'_>) -> anyhow::Result<impl Fn(f64) -> usize> {
         let c = self.config;
         let weights = |product| {
             let (groups, n, k) = self.shape(product);
@@ -230,14 +263,9 @@ impl Loops<'_> {
         // A group's steps share the memory of all, and each device has its part of the weights.
         let bytes = OF_KV_CACHE * (self.context.driver.memory()?.free as f64 - weights / self.group as f64);
         // Every other layer has a window.
-        let key_bytes = c.n_layers as f64 / 2.0 * self.key_bytes() * (c.n_kv_heads * c.head_dim) as f64;
+        let key_bytes = c.n_layers as f64 / 2.0 * rates.kv_bytes();
         let window = c.sliding_window as f64;
         Ok(move |positions: f64| (bytes / key_bytes / (positions + window)) as usize)
-    }
-
-    /// Bytes of an element of a key and its value.
-    fn key_bytes(&self) -> f64 {
-        if self.numbers.exact { 8.0 } else { 4.0 }
     }
 
     /// Keys of a layer on average, of which every other one has a window.
@@ -245,17 +273,9 @@ impl Loops<'_> {
         (full + full.min(self.config.sliding_window as f64)) / 2.0
     }
 
-    /// Seconds that a layer's attention to prompts takes at least in a step of prompts.
-    fn prompts_attention(&self, keys: f64, rates: &DeviceRates) -> f64 {
-        let flops = PROMPT_ROWS as f64 * self.keys(keys) * 4.0 * self.config.q_dim() as f64;
-        flops / rates.attention_flops_per_s
-    }
-
     /// Seconds that a step of decoding sequences takes at least.
-    fn seconds(&self, steady: &Steady, rates: &DeviceRates) -> anyhow::Result<f64> {
-        let (c, rows) = (self.config, steady.rows as f64);
-        let kv_bytes = rows * self.keys(steady.keys) * self.key_bytes() * (c.n_kv_heads * c.head_dim) as f64;
-        let attention = kv_bytes / rates.bytes_per_s;
+    fn seconds(&self, steady: &Steady, rates: &DeviceRates<'_>) -> anyhow::Result<f64> {
+        let attention = rates.reading(steady.rows as f64 * self.keys(steady.keys));
         let unembedding = self.product(Product::Greedy, steady.rows)?;
         println!(
             "{}: of these {:.0} keys: attention {:.1}; unembedding {:.0}",
@@ -265,35 +285,30 @@ impl Loops<'_> {
             unembedding * 1e6
         );
         let layer = self.others(steady.rows, rates)? + attention;
-        Ok(c.n_layers as f64 * layer + unembedding)
+        Ok(self.config.n_layers as f64 * layer + unembedding)
     }
 
     /// Seconds that a product takes at least.
     fn product(&self, product: Product, rows: usize) -> anyhow::Result<f64> {
+        if let Some(&seconds) = self.products.borrow().get(&(product, rows)) {
+            return Ok(seconds);
+        }
         let rate = self.rate(product, rows)?;
-        Ok(rate.seconds * rate.tiles as f64 * self.blocks(product, rows))
+        let seconds = rate.seconds * rate.tiles as f64 * self.blocks(product, rows);
+        self.products.borrow_mut().insert((product, rows), seconds);
+        Ok(seconds)
     }
 
     /// Seconds that a layer takes at least, but for its attention.
-    fn others(&self, all: usize, rates: &DeviceRates) -> anyhow::Result<f64> {
-        let (c, rows) = (self.config, all as f64);
-        let qkv = self.product(Product::Qkv, all)?;
-        let attn_out = self.product(Product::AttnOut, all)?;
-        let mlp1 = self.product(Product::Mlp1, all)?;
-        let mlp2 = self.product(Product::Mlp2, all)?;
-        // Norms read the stream, four 16-bit outputs and write both; queries, keys and values are read in float32 and
-        // written in 16 bits; a row is copied for four experts. In `exact` outputs, keys and values are float32, rows
-        // have two terms, and the router reads float32 rows.
-        let (stream_bytes, qkv_bytes) = if self.numbers.exact { (64, 8) } else { (34, 6) };
-        let others = rows * (stream_bytes * c.hidden_dim + qkv_bytes * c.qkv_dim()) as f64 / rates.bytes_per_s;
-        let chosen = Chosen {
-            target: &self.context.target,
-            config: c,
-            numbers: self.numbers,
-        };
-        let launches = chosen.launches(all) as f64 * rates.launch_s;
+    fn others(&self, rows: usize, rates: &DeviceRates<'_>) -> anyhow::Result<f64> {
+        let qkv = self.product(Product::Qkv, rows)?;
+        let attn_out = self.product(Product::AttnOut, rows)?;
+        let mlp1 = self.product(Product::Mlp1, rows)?;
+        let mlp2 = self.product(Product::Mlp2, rows)?;
+        let others = rates.other_rows(rows);
+        let launches = rates.launches(rows);
         println!(
-            "{all} rows: experts {:.1}, qkv and attn_out {:.1}, other kernels' rows {:.1}, launches {:.1}",
+            "{rows} rows: experts {:.1}, qkv and attn_out {:.1}, other kernels' rows {:.1}, launches {:.1}",
             (mlp1 + mlp2) * 1e6,
             (qkv + attn_out) * 1e6,
             others * 1e6,

@@ -11,6 +11,7 @@
 //!     cargo bench --bench gpu -- kernel NAME [--rows 1,32,890] [--family hopper] --why
 //!     cargo bench --bench gpu --features cuda -- draws
 //!     cargo bench --bench gpu --features cuda -- loops [W1 ..] [--shape 120b] [--precision exact]
+//!     cargo bench --bench gpu --features cuda -- loops M --whole
 //!     cargo bench --bench gpu --features cuda -- demand [--shapes 20b,120b]
 //!     cargo bench --bench gpu --features cuda -- sums
 //!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96 | --model DIRECTORY]
@@ -33,6 +34,8 @@ mod bounds;
 mod chosen;
 mod demand;
 mod draws;
+#[path = "../group.rs"]
+mod group;
 mod kernel;
 mod loops;
 mod machine;
@@ -43,6 +46,8 @@ mod oracle;
 mod parameter;
 #[path = "../../tests/common/plans.rs"]
 mod plans;
+#[path = "../play.rs"]
+mod play;
 mod random_model;
 mod sums;
 #[path = "../../tests/common/synthetic.rs"]
