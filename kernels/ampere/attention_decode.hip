@@ -6,7 +6,6 @@
 // Launch  Blocks a multiprocessor: as many as an H100's shared memory holds. Of 100 KB one runs at a time, or two of
 //         `pair`. A tile a warp, and behind them two partial sums a warp.
 #include "../mma/attention_decode.h"
-#include "copy.h"
 
 template <int STAGES, int WARPS> struct Ring {
   enum : int { ALL_BYTES = WARPS * STAGES * TILE_BYTES };

@@ -12,8 +12,8 @@
 //         key weighs exactly 0, and a tile without visible keys changes neither maximum nor sums. So a row's bits
 //         depend on its position and its keys alone, not on its tile or the batch.
 // Grid    A block for each item.
+#include "../mma/async_copy.h"
 #include "attention_products.h"
-#include "copy.h"
 
 enum : int {
   THREADS = ATTENTION_PREFILL_THREADS,

@@ -6,7 +6,7 @@
 //         they are loaded while the slab before it is, whose multiplications wait for each other, and its stage is then
 //         filled again.
 #pragma once
-#include "copy.h"
+#include "../mma/async_copy.h"
 #include "operands.h"
 #include "weights.h"
 

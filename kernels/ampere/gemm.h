@@ -13,9 +13,9 @@
 //         depends on nothing but its row and its column.
 #pragma once
 #include "catalogue.h"
+#include "../mma/async_copy.h"
 #include "../mma/epilogue.h"
 #include "../mma/qkv_store.h"
-#include "copy.h"
 #include "few.h"
 #include "operands.h"
 #include "weights.h"

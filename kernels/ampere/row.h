@@ -27,10 +27,10 @@ DEV int all_blocks() {
 #define BID this_block()
 #define GRID all_blocks()
 
+#include "../mma/async_copy.h"
 #include "../mma/attention_decode.h"
 #include "../mma/qkv_store.h"
 #include "../norm_route.h"
-#include "copy.h"
 #include "operands.h"
 
 // Stages are as many as 227 KB of shared memory leave, most for attn_out, whose units have most slabs and whose memory

@@ -172,7 +172,7 @@ const fn decode(elements: Elements, variant: &'static str, warps: usize, stages:
 
 /// Persistent blocks whose warps share a job's units, with their sums of two rounds.
 const fn team(elements: Elements) -> Kernel {
-    decode(elements, "team", 4, 2)
+    decode(elements, "team", 4, 3)
         .most_rows(TEAM_ROWS)
         .workers(Workers::Team)
 }

@@ -15,8 +15,9 @@
 //         one after the other: a row of 131,072 keys has 64. So a row's bits depend on its own keys alone.
 // Team    With the fewest rows latency is the limit, and there are fewer jobs than warps. A block then takes a job,
 //         whose units its warps share out; each brings its units' sums to shared memory, and all fold them, each warp
-//         its part of the dims. `team` has four warps; `pair` has two, as many as there are units in most windows, and
-//         more blocks fit on a multiprocessor.
+//         its part of the dims. A row's partial sums come to shared memory, too, all at once where its last block has
+//         no other job: its ring buffer has room for them. `team` has four warps; `pair` has two, as many as there are
+//         units in most windows, and more blocks fit on a multiprocessor.
 // Early   Of a row's pages this step writes only the last one. The copies of the others do not wait for the
 //         predecessor.
 // Kernels  Each has a ring buffer (Config::Ring) and numbers of warps and stages of its own: see the families'
@@ -24,6 +25,7 @@
 #pragma once
 #include "../attention_tree.h"
 #include "../gpu/early.h"
+#include "async_copy.h"
 #include "attention.h"
 #include "registers.h"
 #include "warp.h"
@@ -275,6 +277,53 @@ DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree<Sums<COUNT>>
   }
 }
 
+// What a warp copies of a partial sum, for lanes that have COUNT blocks of 16 dims each: these, maxima and sums.
+template <int COUNT> constexpr int STAGED_FLOATS = COUNT * 128 + 16;
+
+// The same as fold_partials() by way of shared memory, `room` for `most` partial sums at a time.
+template <int COUNT>
+DEV void fold_staged(const AttentionArgs& a, const Job& job, Tree<Sums<COUNT>>& tree, int block, float* room,
+                     int most) {
+  constexpr int FLOATS = STAGED_FLOATS<COUNT>;
+  const auto load = [&](Sums<COUNT>& s, int i) {
+    const float4* from = (const float4*)(room + i * FLOATS);
+    UNROLL for (int j = 0; j < COUNT; j++) *(float4*)s.o[j] = from[j * 32 + LANE];
+    *(float4*)s.m = from[COUNT * 32 + LANE % 4];
+  };
+  const int last = job.row_last / ATTENTION_UNIT;
+  tree.first = job.row_first / ATTENTION_UNIT;
+  for (int begin = 0; begin < job.row_items; begin += most) {
+    const int count = min(most, job.row_items - begin);
+    __syncwarp();                                                // all lanes have read what was there
+    const float* from = partial_of(a, job, begin) + LANE * 4;
+    u32 to = shared_address(room) + LANE * 16;
+#pragma unroll 4
+    for (int i = 0; i < count; i++, from += a.kv_heads * PARTIAL_FLOATS, to += FLOATS * 4) {
+      UNROLL for (int j = 0; j < COUNT; j++) copy16(to + j * 512, from + (block + j) * 128);
+      if (LANE < 4) copy16(to + COUNT * 512, from + BLOCKS * 128);
+    }
+    commit_copies();
+    wait_copies<0>();
+    __syncwarp();
+    const int run = tree.first / job.run + begin;                // the first of these
+    const auto last_unit = [&](int i) { return last_of_part(begin + i, tree.first, last, job.run); };
+    for (int n = 0; n < count;) {
+      if (n + 4 <= count && (job.run == ATTENTION_SPAN || (run + n) % 4 == 0)) {
+        Sums<COUNT> s[4];
+        UNROLL for (int i = 0; i < 4; i++) load(s[i], n + i);
+        n += 4;
+        const int unit = last_unit(n - 1);
+        tree.add_four(s, unit, job.run, unit == last);
+      } else {
+        Sums<COUNT> s;
+        load(s, n++);
+        const int unit = last_unit(n - 1);
+        tree.add(s, unit, job.run, unit == last);
+      }
+    }
+  }
+}
+
 // A lane's sinks: of heads 2 (lane % 4) and the next.
 DEV float2 load_sinks(const AttentionArgs& a, const Job& job) {
   return __ldg((const float2*)(a.sinks + job.index % a.kv_heads * GROUP_HEADS) + LANE % 4);
@@ -357,17 +406,18 @@ DEV void attend_alone(const AttentionArgs& a, const Job& job, const Query& q, Re
 }
 
 // A job of all warps of a block. Its units come in rounds of one a warp, whose sums go through shared memory: `sums`
-// has room for two rounds, and `round` is the one to be used next.
+// has room for two rounds of each warp, and `round` is the one to be used next. `more`: whether the block has another
+// job, whose tiles are on their way into the ring buffers.
 template <class C>
 DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader, float* sums,
-                         int& round) {
+                         int& round, bool more) {
   constexpr int COUNT = BLOCKS / C::WARPS;                       // blocks of 16 dims that a warp folds
   const int warp = TID / WAVE, block = warp * COUNT, last = job.last / ATTENTION_UNIT;
   const float2 sinks = load_sinks(a, job);
   Tree<Sums<COUNT>> tree;
   tree.first = job.first / ATTENTION_UNIT;
   for (int base = tree.first; base <= last; base += C::WARPS, round ^= 1) {
-    float* of_round = sums + round * C::WARPS * PARTIAL_FLOATS;
+    const auto of_warp = [&](int warp) { return sums + (2 * warp + round) * PARTIAL_FLOATS; };
     const int mine = base + warp;
     if (mine <= last) {
       State u = nothing();
@@ -375,20 +425,30 @@ DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q,
       for (int page = max(job.first / KV_PAGE, mine * UNIT_PAGES); page <= end; page++)
         reader.add_page(u, job, page, q);
       sum_lanes(u);
-      store_partial<false>(of_round + warp * PARTIAL_FLOATS, u, 0);
+      store_partial<false>(of_warp(warp), u, 0);
     }
     barrier();
-    for (int unit = base; unit < base + C::WARPS && unit <= last; unit++) {
-      Sums<COUNT> u;
-      load_partial<false>(u, of_round + (unit - base) * PARTIAL_FLOATS, block);
-      tree.add(u, unit, 1, unit == last);
+    if (C::WARPS == ATTENTION_GROUP && base % ATTENTION_GROUP == 0 && base + ATTENTION_GROUP - 1 <= last) {
+      Sums<COUNT> u[ATTENTION_GROUP];
+      UNROLL for (int i = 0; i < ATTENTION_GROUP; i++) load_partial<false>(u[i], of_warp(i), block);
+      const int unit = base + ATTENTION_GROUP - 1;
+      tree.add_four(u, unit, 1, unit == last);
+    } else {
+      for (int unit = base; unit < base + C::WARPS && unit <= last; unit++) {
+        Sums<COUNT> u;
+        load_partial<false>(u, of_warp(unit - base), block);
+        tree.add(u, unit, 1, unit == last);
+      }
     }
   }
   if (job.row_items > 1) {
     store_part(a, job, tree.total, block);
     barrier();                                                   // all warps have stored
     if (!__syncthreads_or(warp == 0 && arrive_last(a, job))) return;
-    fold_partials(a, job, tree, block);
+    // The warp's own sums, or its ring buffer.
+    float* room = more ? sums + 2 * warp * PARTIAL_FLOATS : (float*)(DYNAMIC_SHARED + warp * C::STAGES * TILE_BYTES);
+    const int most = (more ? 2 * PARTIAL_FLOATS : C::STAGES * TILE_BYTES / 4) / STAGED_FLOATS<COUNT>;
+    fold_staged(a, job, tree, block, room, most < 4 ? most : most / 4 * 4);
   }
   store_row<C::FORMAT>(a, job, tree.total, sinks, block);
 }
@@ -411,7 +471,7 @@ template <class C> DEV void attend(const AttentionArgs& a) {
   int round = 0;
   while (job.any) {
     float* sums = (float*)(DYNAMIC_SHARED + C::Ring::ALL_BYTES);
-    if constexpr (C::TEAM) attend_together<C>(a, job, q, reader, sums, round);
+    if constexpr (C::TEAM) attend_together<C>(a, job, q, reader, sums, round, next.any);
     else attend_alone<C>(a, job, q, reader, sums + warp * 2 * PARTIAL_FLOATS);
     job = next, next = load_job(a, job.index + stride, jobs);
     q = next_q, next_q = load_query(a, next);

@@ -229,22 +229,37 @@ fn many_rows_at_once() {
 }
 
 /// Rows that have more keys than a span of decode attention's units, and windows that lie in two spans, by each of its
-/// kernels. These cut rows in other ways, the more rows there are the fewer.
+/// kernels. These cut rows in other ways, the more rows there are the fewer. Of few such rows a block has several jobs,
+/// and folds a row's partial sums before the last one.
 #[test]
 #[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
 fn rows_longer_than_a_span() {
-    const LONGEST: [usize; 4] = [2040, 6140, 4095, 2000];
+    check_longer([2040, 6140, 4095, 2000], &[4, 40, 280]);
+}
+
+/// The same with rows that are cut into groups alone, and into spans, of which there are more than four, beside others.
+#[test]
+#[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
+fn rows_of_several_spans() {
+    check_longer([8200, 8195, 8210, 8199], &[4, 40]);
+}
+
+/// Compares each of the longest rows alone with the same in steps of so many rows.
+fn check_longer(longest: [usize; 4], counts: &[usize]) {
     let [grouped, _] = configs();
     let config = ModelConfig {
-        seq_len: LONGEST[1] + MORE,
+        n_attn_heads: 64,
+        n_kv_heads: 8,
+        seq_len: longest.iter().max().unwrap() + MORE,
         ..grouped
     };
     let checkpoint = SyntheticCheckpoint::new(&config, 83, Temperament::Wild).unwrap();
-    let length = |i: usize| LONGEST.get(i).copied().unwrap_or(2035 + i % 11);
-    let prompts: Vec<_> = (0..280).map(|i| prompt(&config, i, length(i))).collect();
+    let length = |i: usize| longest.get(i).copied().unwrap_or(2035 + i % 11);
+    let most = counts.iter().copied().max().unwrap();
+    let prompts: Vec<_> = (0..most).map(|i| prompt(&config, i, length(i))).collect();
     let answer = |requests: std::ops::Range<usize>| {
         let options = Options {
-            kv_mb: 4096,
+            kv_mb: 8192,
             ..options(Precision::Fast, requests.len(), 4096)
         };
         let mut replica = open(&checkpoint, &options);
@@ -254,8 +269,8 @@ fn rows_longer_than_a_span() {
         };
         answer(&mut *replica, &config, &prompts[requests], recorded)
     };
-    let alone: Vec<Answers> = (0..LONGEST.len()).map(|i| answer(i..i + 1)).collect();
-    for count in [LONGEST.len(), 40, prompts.len()] {
+    let alone: Vec<Answers> = (0..longest.len()).map(|i| answer(i..i + 1)).collect();
+    for &count in counts {
         let together = answer(0..count);
         for (request, alone) in alone.iter().enumerate() {
             assert!(!alone.greedy.is_empty());

@@ -1,7 +1,7 @@
 // Copies from global to shared memory that run beside arithmetic (cp.async). A thread commits its copies in groups and
 // waits for the oldest ones; what other threads have copied it may read behind a barrier.
 #pragma once
-#include "../mma/registers.h"
+#include "registers.h"
 
 // 16 bytes; both addresses are aligned to 16.
 DEV void copy16(u32 to, const void* from) {
