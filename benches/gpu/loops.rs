@@ -85,7 +85,7 @@ pub fn run(args: &Args, part: &Part) -> anyhow::Result<()> {
             options: &options,
             group: args.group.max(1),
             rng,
-            products: RefCell::default(),
+            measured: RefCell::default(),
         }
         .print(part)?;
     }
@@ -176,8 +176,8 @@ struct Loops<'a> {
     /// Devices of a replica.
     group: usize,
     rng: RefCell<ChaCha8Rng>,
-    /// Seconds of products of so many rows, as far as they have been measured.
-    products: RefCell<HashMap<(Product, usize), f64>>,
+    /// Seconds that loops have been measured to take, by their kernels, shares and tiles: see [`Rate`].
+    measured: RefCell<HashMap<(String, usize, usize), f64>>,
 }
 
 impl Loops<'_> {
@@ -290,13 +290,8 @@ impl Loops<'_> {
 
     /// Seconds that a product takes at least.
     fn product(&self, product: Product, rows: usize) -> anyhow::Result<f64> {
-        if let Some(&seconds) = self.products.borrow().get(&(product, rows)) {
-            return Ok(seconds);
-        }
         let rate = self.rate(product, rows)?;
-        let seconds = rate.seconds * rate.tiles as f64 * self.blocks(product, rows);
-        self.products.borrow_mut().insert((product, rows), seconds);
-        Ok(seconds)
+        Ok(rate.seconds * rate.tiles as f64 * self.blocks(product, rows))
     }
 
     /// Seconds that a layer takes at least, but for its attention.
@@ -390,6 +385,10 @@ impl Loops<'_> {
             1 => of_group,
             _ => of_group.div_ceil(tiles).next_multiple_of(8),
         };
+        let key = (launch.kernel.name(), share, tiles);
+        if let Some(&seconds) = self.measured.borrow().get(&key) {
+            return Ok(Rate { seconds, tiles });
+        }
         // Weights that `columns` tiles share, or groups of a tile each.
         let columns = match (experts, tiles) {
             (false, 1) => 1,
@@ -467,10 +466,9 @@ impl Loops<'_> {
             flops / long * 1e-12,
             weight_bytes as f64 / long * 1e-12
         );
-        Ok(Rate {
-            seconds: long / chunks,
-            tiles,
-        })
+        let seconds = long / chunks;
+        self.measured.borrow_mut().insert(key, seconds);
+        Ok(Rate { seconds, tiles })
     }
 
     /// Seconds of a launch by itself, and of one of many on end.
