@@ -33,9 +33,9 @@ template <class Sums> struct Tree {
     if (ends(unit, ATTENTION_SPAN, last)) add_span(span, unit);
   }
 
-  // The same for four sums of runs one behind the other: spans, or units or groups that are all of a larger run. Their
-  // folds have no branch between them, so that one's exponentials do not wait for the one before. `unit`, `last`: of
-  // the fourth.
+  // The same for the sums of four runs one behind the other: four spans, the four groups of a span, or the four units
+  // of a group. Their folds have no branch between them, so that one's exponentials do not wait for the one before.
+  // `unit`, `last`: of the fourth.
   DEV void add_four(const Sums (&sums)[4], int unit, int run, bool last) {
     if (run == ATTENTION_SPAN) {
       add_span(sums[0], unit - 3 * ATTENTION_SPAN);
@@ -48,7 +48,7 @@ template <class Sums> struct Tree {
     else add(whole, unit, ATTENTION_GROUP, last);
   }
 
-  // A whole span, or the row's last one; `unit` is one of its units.
+  // The sum of all that the row has of a span; `unit` is one of its units.
   DEV void add_span(const Sums& sum, int unit) {
     if (unit / ATTENTION_SPAN == first / ATTENTION_SPAN) total = sum;
     else fold(total, sum);

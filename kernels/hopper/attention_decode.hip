@@ -3,8 +3,8 @@
 // Budget  A multiprocessor needs some 64 KB in flight to draw its share of 4.8 TB/s at a latency of 0.8 us. `many` has
 //         8 warps with one stage each, which is free again as soon as its fragments are in registers; `few` has 6 warps
 //         with two stages each. The host takes `few` below 4 (row, kv head) pairs per multiprocessor. `team` has three
-//         stages a warp: with fewer rows a block has few jobs, and most of its first bytes are on their way before the
-//         predecessor has ended.
+//         stages a warp: of up to 8 rows a block has few jobs, and of the first one's pages more are on their way when
+//         the predecessor ends.
 // Launch  One block per multiprocessor, three of `pair`; WARPS * STAGES * (TILE_BYTES + 8) bytes of dynamic shared
 //         memory, the 8 for an mbarrier, and behind them two partial sums a warp.
 #include "../mma/attention_decode.h"

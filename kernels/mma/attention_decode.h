@@ -15,9 +15,9 @@
 //         one after the other: a row of 131,072 keys has 64. So a row's bits depend on its own keys alone.
 // Team    With the fewest rows latency is the limit, and there are fewer jobs than warps. A block then takes a job,
 //         whose units its warps share out; each brings its units' sums to shared memory, and all fold them, each warp
-//         its part of the dims. A row's partial sums come to shared memory, too, all at once where its last block has
-//         no other job: its ring buffer has room for them. `team` has four warps; `pair` has two, as many as there are
-//         units in most windows, and more blocks fit on a multiprocessor.
+//         its part of the dims. A row's partial sums come to shared memory, too: as many at once as a warp's ring
+//         buffer has room for, if the row's last block has no other job, or else a few. `team` has four warps; `pair`
+//         has two, as many as there are units in most windows, and more blocks fit on a multiprocessor.
 // Early   Of a row's pages this step writes only the last one. The copies of the others do not wait for the
 //         predecessor.
 // Kernels  Each has a ring buffer (Config::Ring) and numbers of warps and stages of its own: see the families'
@@ -305,10 +305,10 @@ DEV void fold_staged(const AttentionArgs& a, const Job& job, Tree<Sums<COUNT>>& 
     commit_copies();
     wait_copies<0>();
     __syncwarp();
-    const int run = tree.first / job.run + begin;                // the first of these
+    const int first_run = tree.first / job.run + begin;          // runs are numbered by position
     const auto last_unit = [&](int i) { return last_of_part(begin + i, tree.first, last, job.run); };
     for (int n = 0; n < count;) {
-      if (n + 4 <= count && (job.run == ATTENTION_SPAN || (run + n) % 4 == 0)) {
+      if (n + 4 <= count && (job.run == ATTENTION_SPAN || (first_run + n) % 4 == 0)) {
         Sums<COUNT> s[4];
         UNROLL for (int i = 0; i < 4; i++) load(s[i], n + i);
         n += 4;
@@ -417,7 +417,7 @@ DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q,
   Tree<Sums<COUNT>> tree;
   tree.first = job.first / ATTENTION_UNIT;
   for (int base = tree.first; base <= last; base += C::WARPS, round ^= 1) {
-    const auto of_warp = [&](int warp) { return sums + (2 * warp + round) * PARTIAL_FLOATS; };
+    const auto sum_of = [&](int warp) { return sums + (2 * warp + round) * PARTIAL_FLOATS; };
     const int mine = base + warp;
     if (mine <= last) {
       State u = nothing();
@@ -425,18 +425,18 @@ DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q,
       for (int page = max(job.first / KV_PAGE, mine * UNIT_PAGES); page <= end; page++)
         reader.add_page(u, job, page, q);
       sum_lanes(u);
-      store_partial<false>(of_warp(warp), u, 0);
+      store_partial<false>(sum_of(warp), u, 0);
     }
     barrier();
     if (C::WARPS == ATTENTION_GROUP && base % ATTENTION_GROUP == 0 && base + ATTENTION_GROUP - 1 <= last) {
       Sums<COUNT> u[ATTENTION_GROUP];
-      UNROLL for (int i = 0; i < ATTENTION_GROUP; i++) load_partial<false>(u[i], of_warp(i), block);
+      UNROLL for (int i = 0; i < ATTENTION_GROUP; i++) load_partial<false>(u[i], sum_of(i), block);
       const int unit = base + ATTENTION_GROUP - 1;
       tree.add_four(u, unit, 1, unit == last);
     } else {
       for (int unit = base; unit < base + C::WARPS && unit <= last; unit++) {
         Sums<COUNT> u;
-        load_partial<false>(u, of_warp(unit - base), block);
+        load_partial<false>(u, sum_of(unit - base), block);
         tree.add(u, unit, 1, unit == last);
       }
     }
@@ -445,7 +445,8 @@ DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q,
     store_part(a, job, tree.total, block);
     barrier();                                                   // all warps have stored
     if (!__syncthreads_or(warp == 0 && arrive_last(a, job))) return;
-    // The warp's own sums, or its ring buffer.
+    // Room of the warp's own: for its two sums, or its ring buffer, which begins there in each family. Rounds of a
+    // multiple of four leave the four groups of a span together.
     float* room = more ? sums + 2 * warp * PARTIAL_FLOATS : (float*)(DYNAMIC_SHARED + warp * C::STAGES * TILE_BYTES);
     const int most = (more ? 2 * PARTIAL_FLOATS : C::STAGES * TILE_BYTES / 4) / STAGED_FLOATS<COUNT>;
     fold_staged(a, job, tree, block, room, most < 4 ? most : most / 4 * 4);
