@@ -6,7 +6,7 @@ use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::driver::DeviceMemory;
 use getp::backend::gpu::group::demand::Demand;
 use getp::backend::gpu::group::fit::ENOUGH;
-use getp::backend::gpu::group::steps;
+use getp::backend::gpu::group::steps::with_length_foreseen;
 use getp::backend::gpu::kv::page_bytes;
 use getp::backend::gpu::stage::Common;
 use getp::backend::gpu::target::Target;
@@ -31,11 +31,7 @@ impl Kind<'_> {
         if devices > 1 {
             return options.clone();
         }
-        let weights = Devices::new(self, options, devices)
-            .demand()
-            .weight_bytes(&(0..self.config.n_layers));
-        let free_bytes = self.memory.free.saturating_sub(weights);
-        steps::with_length(options, self.config, self.target, Elements::F16, free_bytes)
+        with_length_foreseen(options, self.config, self.target, Elements::F16, self.memory.free)
     }
 
     /// The layers of so many devices, with steps of so many rows and room for so many sequences of the model's

@@ -176,7 +176,7 @@ struct Loops<'a> {
     /// Devices of a replica.
     group: usize,
     rng: RefCell<ChaCha8Rng>,
-    /// Seconds that loops have been measured to take, by their kernels, shares and tiles: see [`Rate`].
+    /// Seconds that loops have been measured to take, see [`Rate`]; by their kernels, tokens of a tile, and tiles.
     measured: RefCell<HashMap<(String, usize, usize), f64>>,
 }
 

@@ -84,10 +84,10 @@ fn run_in_one_engine(args: &super::Args, part: &Args, config: &ModelConfig, want
     let options = args.options()?;
     // Devices share the requests: replicas among themselves, and those of a group among their steps.
     let devices = args.devices(&options)?.len();
-    let most = wanted.iter().map(|w| w.requests).max().unwrap_or(1);
-    let at_once = part.at_once.unwrap_or(most.min(AT_ONCE * devices));
+    let at_once = part.at_once.map(|at_once| at_once.div_ceil(devices));
+    let usual = wanted.iter().map(|w| w.max_batch(AT_ONCE, devices)).max();
     let options = Options {
-        max_batch: Some(at_once.div_ceil(devices)),
+        max_batch: at_once.or(usual),
         ignore_end: !wanted.iter().any(|w| w.mixed),
         ..options
     };

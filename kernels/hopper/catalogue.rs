@@ -160,8 +160,8 @@ const fn norm_route_cluster<const BLOCKS: usize, const WAVES: usize>(
         )
 }
 
-/// Persistent blocks whose warps work alone, each with a ring buffer of `stages` cache tiles and their mbarriers, and
-/// two partial sums: two stages with few rows, one with many, as more warps fit then.
+/// Persistent blocks of warps, each with a ring buffer of `stages` cache tiles and their mbarriers, and two partial
+/// sums. Where warps work alone: two stages with few rows, one with many, as more warps fit then.
 const fn decode(elements: Elements, variant: &'static str, warps: usize, stages: usize) -> Kernel {
     Kernel::written(Op::AttentionDecode, "hopper/attention_decode.hip", warps * WARP)
         .elements(elements)
@@ -170,7 +170,8 @@ const fn decode(elements: Elements, variant: &'static str, warps: usize, stages:
         .limits(MATRIX_HEADS)
 }
 
-/// Persistent blocks whose warps share a job's units, with their sums of two rounds.
+/// Persistent blocks whose warps share a job's units, with their sums of two rounds. Of blocks of four warps, one on a
+/// multiprocessor, three stages fit; of those of two warps, three on it, two.
 const fn team(elements: Elements) -> Kernel {
     decode(elements, "team", 4, 3)
         .most_rows(TEAM_ROWS)

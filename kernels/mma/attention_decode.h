@@ -239,10 +239,12 @@ template <bool GLOBAL, int COUNT> DEV void store_partial(float* to, const Sums<C
     store((block + i) * 32 + LANE, make_float4(s.o[i][0], s.o[i][1], s.o[i][2], s.o[i][3]));
   if (block == 0 && LANE < 4) store(BLOCKS * 32 + LANE, make_float4(s.m[0], s.m[1], s.sum[0], s.sum[1]));
 }
-template <bool GLOBAL, int COUNT> DEV void load_partial(Sums<COUNT>& s, const float* from, int block) {
+// The same of a partial sum that has so many blocks.
+template <bool GLOBAL, int COUNT>
+DEV void load_partial(Sums<COUNT>& s, const float* from, int block, int blocks = BLOCKS) {
   const auto load = [&](int i) { return GLOBAL ? __ldcg((const float4*)from + i) : ((const float4*)from)[i]; };
   UNROLL for (int i = 0; i < COUNT; i++) *(float4*)s.o[i] = load((block + i) * 32 + LANE);
-  *(float4*)s.m = load(BLOCKS * 32 + LANE % 4);
+  *(float4*)s.m = load(blocks * 32 + LANE % 4);
 }
 
 // Counts the jobs of a row and kv head that have stored their partial sums. True for the last one, which then sees the
@@ -285,11 +287,7 @@ template <int COUNT>
 DEV void fold_staged(const AttentionArgs& a, const Job& job, Tree<Sums<COUNT>>& tree, int block, float* room,
                      int most) {
   constexpr int FLOATS = STAGED_FLOATS<COUNT>;
-  const auto load = [&](Sums<COUNT>& s, int i) {
-    const float4* from = (const float4*)(room + i * FLOATS);
-    UNROLL for (int j = 0; j < COUNT; j++) *(float4*)s.o[j] = from[j * 32 + LANE];
-    *(float4*)s.m = from[COUNT * 32 + LANE % 4];
-  };
+  const auto load = [&](Sums<COUNT>& s, int i) { load_partial<false>(s, room + i * FLOATS, 0, COUNT); };
   const int last = job.row_last / ATTENTION_UNIT;
   tree.first = job.row_first / ATTENTION_UNIT;
   for (int begin = 0; begin < job.row_items; begin += most) {

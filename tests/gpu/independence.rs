@@ -237,7 +237,7 @@ fn rows_longer_than_a_span() {
     check_longer([2040, 6140, 4095, 2000], &[4, 40, 280]);
 }
 
-/// The same with rows that are cut into groups alone, and into spans, of which there are more than four, beside others.
+/// Rows that are cut into groups if they are alone, and into spans, five each, if they are four.
 #[test]
 #[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
 fn rows_of_several_spans() {

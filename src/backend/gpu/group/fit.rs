@@ -1,7 +1,7 @@
 //! What fits which card: for documents, and for whoever chooses cards.
 
 use super::demand::Demand;
-use super::steps::with_length;
+use super::steps::with_length_foreseen;
 use crate::backend::gpu::catalogue::{Card, Elements};
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::backend::gpu::family::{FAMILIES, Family};
@@ -36,16 +36,10 @@ pub fn room(card: &Card, family: &'static dyn Family, config: &ModelConfig, devi
         total: card.mib << 20,
     };
     let mut options = Options::default();
-    let mut common = Common::new(config, &options, Elements::F16, devices);
     if devices == 1 {
-        let demand = Demand {
-            common: &common,
-            target: &target,
-        };
-        let free_bytes = memory.free.saturating_sub(demand.weight_bytes(&(0..config.n_layers)));
-        options = with_length(&options, config, &target, Elements::F16, free_bytes);
-        common = Common::new(config, &options, Elements::F16, devices);
+        options = with_length_foreseen(&options, config, &target, Elements::F16, memory.free);
     }
+    let common = Common::new(config, &options, Elements::F16, devices);
     let demand = Demand {
         common: &common,
         target: &target,

@@ -53,6 +53,23 @@ pub fn with_length(
     if pays { long } else { options.clone() }
 }
 
+/// The same of a device with so many bytes free before the weights are there.
+pub fn with_length_foreseen(
+    options: &Options,
+    config: &ModelConfig,
+    target: &Target,
+    elements: Elements,
+    free_bytes: u64,
+) -> Options {
+    let common = Common::new(config, options, elements, 1);
+    let demand = Demand {
+        common: &common,
+        target,
+    };
+    let weights = demand.weight_bytes(&(0..config.n_layers));
+    with_length(options, config, target, elements, free_bytes.saturating_sub(weights))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,14 +83,7 @@ mod tests {
             family,
             multiprocessors: card.multiprocessors,
         };
-        let common = Common::new(config, options, Elements::F16, 1);
-        let demand = Demand {
-            common: &common,
-            target: &target,
-        };
-        let weights = demand.weight_bytes(&(0..config.n_layers));
-        let free = (card.mib << 20).saturating_sub(weights);
-        let with_length = with_length(options, config, &target, Elements::F16, free);
+        let with_length = with_length_foreseen(options, config, &target, Elements::F16, card.mib << 20);
         let step_tokens = with_length.step_limits(StepLimits::GPU).step_tokens;
         assert!(step_tokens == LONG || with_length.step_tokens == options.step_tokens);
         step_tokens == LONG
