@@ -524,8 +524,7 @@ impl Replica for Idle {
     fn kv_blocks(&self) -> KvBlocks {
         KvBlocks {
             tokens: 16,
-            full: 4096,
-            window: 4096,
+            count: 8192,
         }
     }
 

@@ -120,19 +120,14 @@ impl<'a> Devices<'a> {
         };
         // What attention leaves grows with the cache.
         let most = within(0);
-        within((most.full * most.tokens).div_ceil(config.seq_len))
+        within((most.count * most.tokens).div_ceil(config.seq_len))
     }
 
     /// The limits that the engine gives the scheduler of such a replica.
     fn limits(&self, layers: &[Range<usize>]) -> Limits {
         let common = &self.common;
         let blocks = layers.iter().map(|layers| self.kv_blocks(layers));
-        let blocks = blocks.reduce(|a, b| KvBlocks {
-            full: a.full.min(b.full),
-            window: a.window.min(b.window),
-            ..a
-        });
-        let blocks = blocks.expect("a group has devices");
+        let blocks = blocks.min_by_key(|blocks| blocks.count).expect("a group has devices");
         Limits {
             max_batch: common.logits_rows.min(common.rows) * steps_at_once(common.depth),
             step_tokens: common.rows,
@@ -140,8 +135,7 @@ impl<'a> Devices<'a> {
             max_logits_rows: common.logits_rows,
             max_positions: common.capacity(blocks).positions,
             block_tokens: blocks.tokens,
-            full_blocks: blocks.full,
-            window_blocks: blocks.window,
+            blocks: blocks.count,
             sliding_window: common.config.sliding_window,
             has_full_layers: true,
             record_all: false,

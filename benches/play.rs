@@ -9,7 +9,6 @@ use crate::group::Group;
 use crate::workload::{Lengths, Workload};
 use getp::batch::StepPlan;
 use getp::config::ModelConfig;
-use getp::kv_blocks::blocks_for;
 use getp::request::{EndTokens, Request};
 use getp::scheduler::{Ahead, Scheduler};
 use std::cell::RefCell;
@@ -121,14 +120,13 @@ impl Player<'_> {
 pub fn print_head(workload: &Workload, group: &Group) {
     let layers: Vec<_> = group.layers.iter().map(|layers| layers.len()).collect();
     println!(
-        "{}: {} requests, {} + {} tokens{}; layers {layers:?}; {} blocks of full layers, {} of windowed ones",
+        "{}: {} requests, {} + {} tokens{}; layers {layers:?}; {} blocks",
         workload.name,
         workload.requests,
         workload.prompt,
         workload.output,
         if workload.mixed { " in the mean" } else { "" },
-        group.limits.full_blocks,
-        group.limits.window_blocks,
+        group.limits.blocks,
     );
 }
 
@@ -233,8 +231,8 @@ impl<'a> Run<'a> {
                     break;
                 }
                 self.scheduler.begin(&plan);
-                let free = self.scheduler.free_blocks().full as f64;
-                let held = 1.0 - free / self.player.group.limits.full_blocks as f64;
+                let free = self.scheduler.free_blocks() as f64;
+                let held = 1.0 - free / self.player.group.limits.blocks as f64;
                 under_way.push_back((self.compute(&plan)?, held, plan));
             }
             let Some((end, held, plan)) = under_way.pop_front() else {
@@ -281,10 +279,15 @@ impl<'a> Run<'a> {
             })),
             Starts::Unplanned => {}
             Starts::Waves if self.scheduler.running() + self.scheduler.waiting() > 0 => return Ok(()),
-            Starts::Waves => blocks = self.player.group.limits.full_blocks,
+            Starts::Waves => blocks = self.player.group.limits.blocks,
         }
         while let Some(next) = self.waiting.front() {
-            let most = blocks_for(self.player.group.limits.block_tokens, next.max_positions);
+            let most = self
+                .player
+                .group
+                .limits
+                .need(next.prompt.len(), next.max_positions)
+                .all();
             if blocks < most || !self.scheduler.has_free_slot() || !self.scheduler.has_room(next) {
                 break;
             }

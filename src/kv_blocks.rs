@@ -14,93 +14,109 @@ pub struct KvLayers {
     pub bytes: usize,
 }
 
-/// Size in bytes of one block of each kind, `[full, window]`, over those of these layers that are of the kind.
-/// `layer_bytes` is its size in one layer.
-pub fn block_bytes(config: &ModelConfig, layers: &Range<usize>, layer_bytes: usize) -> [usize; 2] {
+/// Size in bytes of one block of these layers. A block holds its positions either for all full layers or for all
+/// sliding-window layers, at different times, and has room for the more numerous. `layer_bytes` is its size in one
+/// layer.
+pub fn block_bytes(config: &ModelConfig, layers: &Range<usize>, layer_bytes: usize) -> usize {
     let windowed = layers.clone().filter(|&layer| config.is_windowed(layer)).count();
-    [layers.len() - windowed, windowed].map(|layers| layers.saturating_mul(layer_bytes))
+    windowed.max(layers.len() - windowed).saturating_mul(layer_bytes)
 }
 
-/// Numbers of blocks in a KV cache. There are two kinds: a block holds its positions either for all full layers or for
-/// all sliding-window layers.
+/// Blocks that hold positions for the layers of a kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockCounts {
+    /// For the full layers.
+    pub full: usize,
+    /// For the sliding-window layers.
+    pub window: usize,
+}
+
+impl BlockCounts {
+    /// The blocks of one sequence of `positions` positions, all of which may be its prompt.
+    pub fn of_sequence(config: &ModelConfig, tokens: usize, chunk_tokens: usize, positions: usize) -> Self {
+        let has_full_layers = config.windowed_layers() < config.n_layers;
+        let window = config.sliding_window;
+        Self::of_layers(has_full_layers, window, tokens, chunk_tokens, positions, positions)
+    }
+
+    /// The blocks of a sequence with `n_prompt` prompt tokens, at most `chunk_rows` of them in a step, and
+    /// `max_positions` positions, where there are full layers or not, and windowed ones if `window` is not 0.
+    pub fn of_layers(
+        has_full_layers: bool,
+        window: usize,
+        tokens: usize,
+        chunk_rows: usize,
+        n_prompt: usize,
+        max_positions: usize,
+    ) -> Self {
+        Self {
+            full: match has_full_layers {
+                true => blocks_for(tokens, max_positions),
+                false => 0,
+            },
+            window: match window {
+                0 => 0,
+                window => ring_blocks(tokens, window, chunk_rows, n_prompt, max_positions),
+            },
+        }
+    }
+
+    /// Blocks of both kinds.
+    pub fn all(&self) -> usize {
+        self.full.saturating_add(self.window)
+    }
+}
+
+/// Blocks of a KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBlocks {
     /// Positions in a block.
     pub tokens: usize,
-    /// Blocks for the full layers.
-    pub full: usize,
-    /// Blocks for the sliding-window layers.
-    pub window: usize,
+    /// How many there are.
+    pub count: usize,
 }
 
 impl KvBlocks {
-    /// The blocks for as many sequences of `seq_len` positions as fit into `bytes`, at least for one and at most for
-    /// `sequences`. Then, as far as they still fit, more blocks, up to those for one sequence of `longest` positions. A
-    /// block has `tokens` positions and `block_bytes` (`[full, window]`) bytes; a sequence has at most `chunk_tokens`
-    /// rows in a step.
+    /// As many blocks as fit into `bytes`: at least those of one sequence of `seq_len` positions, and at most those of
+    /// `sequences`, or of one of `longest` positions if these are more. A block has `tokens` positions and
+    /// `block_bytes` bytes; a sequence has at most `chunk_tokens` rows in a step.
     pub fn within(
         config: &ModelConfig,
         tokens: usize,
         chunk_tokens: usize,
-        block_bytes: [usize; 2],
+        block_bytes: usize,
         bytes: usize,
         sequences: usize,
         longest: usize,
     ) -> Self {
-        let [full_bytes, window_bytes] = block_bytes;
-        let one = Self::of_sequence(config, tokens, chunk_tokens, config.seq_len);
-        let window_part = one.window.saturating_mul(window_bytes);
-        let one_bytes = one.full.saturating_mul(full_bytes).saturating_add(window_part);
-        let sequences = (bytes / one_bytes.max(1)).clamp(1, sequences);
-        let longest = Self::of_sequence(config, tokens, chunk_tokens, longest);
-        let mut left = bytes.saturating_sub(sequences.saturating_mul(one_bytes));
-        let mut grown = |blocks: usize, wanted: usize, block_bytes: usize| {
-            let more = wanted.saturating_sub(blocks).min(left / block_bytes.max(1));
-            left -= more * block_bytes;
-            blocks + more
-        };
+        let blocks = |positions| BlockCounts::of_sequence(config, tokens, chunk_tokens, positions).all();
+        let one = blocks(config.seq_len);
+        let wanted = sequences.saturating_mul(one).max(blocks(longest));
         Self {
             tokens,
-            window: grown(sequences * one.window, longest.window, window_bytes),
-            full: grown(sequences * one.full, longest.full, full_bytes),
+            count: (bytes / block_bytes.max(1)).min(wanted).max(one),
         }
     }
 
-    /// These layers one behind the other, each with all blocks of its kind. `layer_bytes` is the size of a block in one
-    /// layer.
+    /// The layers of a kind one behind the other, each with all blocks. So the first full layer and the first windowed
+    /// one have the same place, and so on: a block is in use for one of both. `layer_bytes` is the size of a block in
+    /// one layer.
     pub fn layers(&self, config: &ModelConfig, layers: Range<usize>, layer_bytes: usize) -> Result<KvLayers> {
         let mut offsets = memory::room(layers.len(), Purpose::KvCache)?;
-        let mut bytes = 0_usize;
+        let overflow = || Error::Overflow("the KV cache");
+        let bytes = self.count.checked_mul(layer_bytes).ok_or_else(overflow)?;
+        // By kind.
+        let mut layers_before = [0_usize; 2];
         for layer in layers {
-            offsets.push(bytes);
-            let blocks = if config.is_windowed(layer) {
-                self.window
-            } else {
-                self.full
-            };
-            bytes = blocks
-                .checked_mul(layer_bytes)
-                .and_then(|layer| layer.checked_add(bytes))
-                .ok_or(Error::Overflow("the KV cache"))?;
+            let before = &mut layers_before[usize::from(config.is_windowed(layer))];
+            offsets.push(before.checked_mul(bytes).ok_or_else(overflow)?);
+            *before += 1;
         }
-        Ok(KvLayers { offsets, bytes })
-    }
-
-    /// The blocks of one sequence of `positions` positions.
-    pub fn of_sequence(config: &ModelConfig, tokens: usize, chunk_tokens: usize, positions: usize) -> Self {
-        let has_full_layers = config.windowed_layers() < config.n_layers;
-        Self {
-            tokens,
-            full: if has_full_layers {
-                blocks_for(tokens, positions)
-            } else {
-                0
-            },
-            window: match config.sliding_window {
-                0 => 0,
-                window => ring_blocks(tokens, window, chunk_tokens, positions, positions),
-            },
-        }
+        let most = layers_before[0].max(layers_before[1]);
+        Ok(KvLayers {
+            offsets,
+            bytes: most.checked_mul(bytes).ok_or_else(overflow)?,
+        })
     }
 }
 
@@ -217,30 +233,49 @@ mod tests {
         assert_eq!(ring_blocks(64, 128, 512, 1500, 2048), 11);
     }
 
-    /// Blocks of both kinds have 16 positions and 10 bytes. With a window of 128 and chunks of 32 rows a ring has 11.
-    fn within(seq_len: usize, bytes: usize, sequences: usize, longest: usize) -> [usize; 2] {
+    /// Blocks have 16 positions and 10 bytes. With a window of 128 and chunks of 32 rows a ring has 11.
+    fn within(seq_len: usize, bytes: usize, sequences: usize, longest: usize) -> usize {
         let config = ModelConfig {
             seq_len,
             ..ModelConfig::preset_7m()
         };
-        let blocks = KvBlocks::within(&config, 16, 32, [10, 10], bytes, sequences, longest);
-        [blocks.full, blocks.window]
+        KvBlocks::within(&config, 16, 32, 10, bytes, sequences, longest).count
     }
 
     #[test]
     fn the_cache_holds_a_batch_and_one_long_sequence() {
-        let ring = within(4096, 0, 1, 4096)[1];
-        let one = 256 + ring;
+        let one = 256 + 11;
         // As many sequences as fit into memory, but at least one, and no more than may run at once.
-        assert_eq!(within(4096, 0, 8, 131_072), [256, ring]);
-        assert_eq!(within(4096, 10 * 3 * one, 8, 4096), [3 * 256, 3 * ring]);
-        assert_eq!(within(4096, usize::MAX / 2, 8, 4096), [8 * 256, 8 * ring]);
+        assert_eq!(within(4096, 0, 8, 131_072), one);
+        assert_eq!(within(4096, 10 * 3 * one, 8, 4096), 3 * one);
+        assert_eq!(within(4096, usize::MAX / 2, 8, 4096), 8 * one);
         // With a batch of one there are blocks for a long sequence, as far as memory allows.
-        assert_eq!(within(4096, usize::MAX / 2, 1, 131_072), [8192, ring]);
-        assert_eq!(within(4096, 10 * (one + 1000), 1, 131_072), [1256, ring]);
+        assert_eq!(within(4096, usize::MAX / 2, 1, 131_072), 8192 + 11);
+        assert_eq!(within(4096, 10 * (one + 1000), 1, 131_072), one + 1000);
         // The blocks of a large batch suffice for it.
-        assert_eq!(within(4096, usize::MAX / 2, 128, 131_072), [128 * 256, 128 * ring]);
+        assert_eq!(within(4096, usize::MAX / 2, 128, 131_072), 128 * one);
         // A long sequence needs a longer ring than one shorter than the window.
-        assert_eq!(within(16, usize::MAX / 2, 1, 131_072), [8192, ring]);
+        assert_eq!(within(16, usize::MAX / 2, 1, 131_072), 8192 + 11);
+    }
+
+    /// Layers of one kind have places of their own, and those of the other kind have the same.
+    #[test]
+    fn a_block_is_of_one_kind_at_a_time() {
+        let config = ModelConfig {
+            n_layers: 7,
+            ..ModelConfig::preset_7m()
+        };
+        let kinds: Vec<_> = (1..6).map(|layer| config.is_windowed(layer)).collect();
+        let blocks = KvBlocks { tokens: 16, count: 5 };
+        let layers = blocks.layers(&config, 1..6, 10).unwrap();
+        let of_kind = |windowed| (0..5_usize).filter(|&i| kinds[i] == windowed).collect::<Vec<_>>();
+        let [full, windowed] = [false, true].map(of_kind);
+        assert_eq!(full.len().abs_diff(windowed.len()), 1);
+        for kind in [&full, &windowed] {
+            let offsets: Vec<_> = kind.iter().map(|&i| layers.offsets[i]).collect();
+            assert_eq!(offsets, (0..kind.len()).map(|i| 50 * i).collect::<Vec<_>>());
+        }
+        assert_eq!(layers.bytes, 3 * 50);
+        assert_eq!(block_bytes(&config, &(1..6), 10), 3 * 10);
     }
 }

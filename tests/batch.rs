@@ -472,7 +472,7 @@ fn all_are_cancelled_together() {
 fn what_no_device_takes_is_refused_and_what_only_a_lost_one_took_fails() {
     let control = Arc::new(Control {
         replicas: 2,
-        full_blocks: [(0, 4), (1, 64)].into(),
+        blocks: [(0, 4), (1, 64)].into(),
         fail_calls: vec![(1, 30)],
         ..Control::default()
     });
@@ -567,7 +567,7 @@ fn nobody_starves_while_others_arrive() {
     for depth in [1, 3] {
         let control = Arc::new(Control {
             depth,
-            full_blocks: [(0, 8)].into(),
+            blocks: [(0, 8)].into(),
             ..Control::default()
         });
         let (_, served) = with_service(&control, |service| {

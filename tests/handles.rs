@@ -518,7 +518,7 @@ fn the_statistics_say_what_was_shared_and_what_was_computed_again() {
     const STEPS: usize = 200;
     let control = Arc::new(Control {
         end_every: 90,
-        full_blocks: [(0, 16)].into(),
+        blocks: [(0, 24)].into(),
         ..Control::default()
     });
     let prompts: Vec<String> = ('!'..'y')

@@ -574,7 +574,7 @@ fn the_summary_and_the_profile_are_printed() {
         [
             "w_qkv                  BF16               2.00 MiB",
             "w_mlp1                 BF16+F32           1.50 MiB  layer 1 is no MXFP4",
-            "fake; weights 3.5 MiB from 5.7 MiB in 0.5 s (0.0 GB/s); KV cache 1.0 MiB, 64 blocks full, 64 windowed",
+            "fake; weights 3.5 MiB from 5.7 MiB in 0.5 s (0.0 GB/s); KV cache 1.0 MiB, 66 blocks",
             "  room for 8 requests of 16 positions",
         ]
     );

@@ -381,14 +381,14 @@ fn ranks_with_other_tokenizers_are_told() {
 #[test]
 fn requests_run_on_the_ranks_that_have_room_for_them() {
     let small = || Control {
-        full_blocks: [(0, 1)].into(),
+        blocks: [(0, 2)].into(),
         ..replicas(1)
     };
     check_all(vec![small(), replicas(1)], 1.0);
     check_all(vec![replicas(1), small(), small()], 1.0);
     // Of two devices of a rank one has room; when it is lost, the other rank gets what it had.
     let loses = || Control {
-        full_blocks: [(0, 1)].into(),
+        blocks: [(0, 2)].into(),
         ..failing(&[(1, 5)])
     };
     check_all(vec![loses(), replicas(1)], 1.0);

@@ -260,8 +260,7 @@ impl<E: Element> Side<E> {
                 config,
                 KvBlocks {
                     tokens: BLOCK_TOKENS,
-                    full: blocks,
-                    window: blocks,
+                    count: 2 * blocks,
                 },
                 E::BYTES,
             )

@@ -205,9 +205,13 @@ fn replicas_with_room_for_everything_share_evenly() {
 /// steps than four waves.
 #[test]
 fn starts_are_spread_where_more_wait_than_have_room() {
-    let control = Arc::default();
+    let control = Arc::new(Control {
+        // 16 full ones each, and a ring of 2.
+        blocks: [(0, 4 * (16 + 2))].into(),
+        ..Control::default()
+    });
     check(&["a"; 16], 250, 0.0, &control);
-    assert_eq!(control.steps.load(SeqCst), 746);
+    assert_eq!(control.steps.load(SeqCst), 794);
 }
 
 #[test]
@@ -347,7 +351,7 @@ fn a_request_runs_where_it_has_room() {
         let control = Arc::new(Control {
             replicas,
             depth,
-            full_blocks: [(0, 1)].into(),
+            blocks: [(0, 2)].into(),
             ..Control::default()
         });
         check(&PROMPTS, STEPS, 1.0, &control);
@@ -366,7 +370,7 @@ fn what_only_a_lost_replica_had_room_for_runs_on_the_one_that_stands_in() {
             Arc::new(Control {
                 replicas: 2,
                 depth: 2,
-                full_blocks: [(0, 1)].into(),
+                blocks: [(0, 2)].into(),
                 fail_calls: vec![(1, call)],
                 refuse_fallback: refuse_fallback.into(),
                 ..Control::default()

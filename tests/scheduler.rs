@@ -10,7 +10,7 @@ use getp::batch::{Chunk, Draw, LogitsRow, RowScore, StepPlan};
 use getp::kv_blocks::ring_blocks;
 use getp::random::coin;
 use getp::request::{Answer, End, EndTokens, LogProbs, Outlet, Request, Sampled, Sampling};
-use getp::scheduler::{Ahead, BlockCounts, FULL_TABLES, Limits, Scheduler};
+use getp::scheduler::{Ahead, FULL_TABLES, Limits, Scheduler};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -133,6 +133,11 @@ impl Cache {
         }
     }
 
+    /// What a block held is not there any more.
+    fn lose(&mut self, block: u32) {
+        self.places[block as usize * self.block_tokens..][..self.block_tokens].fill(None);
+    }
+
     fn place(&mut self, table: &[u32], block: usize, position: usize) -> &mut Option<Content> {
         &mut self.places[table[block] as usize * self.block_tokens + position % self.block_tokens]
     }
@@ -211,8 +216,8 @@ impl Device {
     fn new(limits: &Limits) -> Self {
         Self {
             limits: limits.clone(),
-            full: Cache::new(limits.block_tokens, limits.full_blocks),
-            window: Cache::new(limits.block_tokens, limits.window_blocks),
+            full: Cache::new(limits.block_tokens, limits.blocks),
+            window: Cache::new(limits.block_tokens, limits.blocks),
             last_tokens: vec![None; limits.max_batch],
             fed: HashMap::new(),
             hashes: HashMap::new(),
@@ -294,8 +299,7 @@ impl Device {
         assert_eq!(plan.positions.len(), plan.rows());
         assert!(plan.logits.len() <= limits.max_logits_rows);
         assert!(plan.chunks.len() <= scheduler.running() && scheduler.running() <= limits.max_batch);
-        let free = scheduler.free_blocks();
-        let held = limits.full_blocks - free.full + limits.window_blocks - free.window;
+        let held = limits.blocks - scheduler.free_blocks();
         if limits.share_beginnings {
             let mut blocks = plan.tables.clone();
             blocks.sort_unstable();
@@ -406,7 +410,7 @@ impl Device {
             if waiting.contains(&request) {
                 assert!(self.limits.has_full_layers && next > 0 && next.is_multiple_of(tokens));
                 assert!(
-                    self.limits.share_beginnings || scheduler.free_blocks().full <= asked_for,
+                    self.limits.share_beginnings || scheduler.free_blocks() <= asked_for,
                     "request {request} waits for nothing"
                 );
             }
@@ -464,11 +468,14 @@ impl Device {
                 its.at(position)
             };
             let block = position / block_tokens;
+            // A block has one kind of layers at a time.
             if !full.is_empty() {
                 *its.full.place(full, block, position) = Some(content);
+                its.window.lose(full[block]);
             }
             if !ring.is_empty() {
                 *its.window.place(ring, block % ring.len(), position) = Some(content);
+                its.full.lose(ring[block % ring.len()]);
             }
         }
     }
@@ -595,7 +602,7 @@ impl Ledger {
         let running: BTreeMap<usize, usize> = slots.collect();
         assert_eq!(running.len(), scheduler.running());
         self.held.retain(|request, _| running.contains_key(request));
-        let rings = running.keys().map(|&request| {
+        let ring = |request: usize| {
             let job = &jobs[request];
             let decodes = device.next.get(&request).is_some_and(|&next| next >= job.prompt.len());
             if decodes {
@@ -603,10 +610,11 @@ impl Ledger {
             } else {
                 Self::ring(limits, job)
             }
-        });
-        assert_eq!(free.window + rings.sum::<usize>(), limits.window_blocks);
+        };
+        let rings: usize = running.keys().map(|&request| ring(request)).sum();
+        assert_eq!(scheduler.blocks_for_rings(), rings);
         if !limits.has_full_layers {
-            assert_eq!(free.full, limits.full_blocks);
+            assert_eq!(free + rings, limits.blocks);
             return;
         }
         let before = self.held.len();
@@ -623,11 +631,12 @@ impl Ledger {
             );
             *held = has.min(need).max(*held);
         }
-        assert_eq!(free.full + self.held.values().sum::<usize>(), limits.full_blocks);
+        assert_eq!(free + rings + self.held.values().sum::<usize>(), limits.blocks);
         // What each may still ask for, and what is free or held by older ones.
-        let (mut reach, mut spare, mut all) = (free.full, usize::MAX, Vec::new());
-        for ((&request, &held), &waits) in self.held.iter().zip(&waits) {
-            let need = jobs[request].max_positions.div_ceil(tokens);
+        let (mut reach, mut spare, mut all) = (free, usize::MAX, Vec::new());
+        for ((&request, held), &waits) in self.held.iter().zip(&waits) {
+            let ring = ring(request);
+            let (held, need) = (held + ring, jobs[request].max_positions.div_ceil(tokens) + ring);
             assert!(need - held <= reach, "request {request} could wait for ever");
             all.push((held, need, waits, spare));
             spare = spare.min(reach - (need - held));
@@ -636,7 +645,7 @@ impl Ledger {
         assert!(all.is_empty() || !all[0].2, "the oldest one waits");
         let may_ask_for = |part: &[(usize, usize, bool, usize)]| part.iter().map(|one| one.1 - one.0).sum::<usize>();
         let lent_to = all.len() - (self.held.len() - before);
-        let most = limits.full_blocks + limits.full_blocks / 8;
+        let most = limits.blocks + limits.blocks / 8;
         let forecast = |all: &[(usize, usize)]| {
             let at = |time| {
                 all.iter()
@@ -644,7 +653,7 @@ impl Ledger {
                     .map(|one| one.0 + time)
                     .sum::<usize>()
             };
-            (0..=limits.full_blocks).map(at).max().unwrap_or(0)
+            (0..=limits.blocks).map(at).max().unwrap_or(0)
         };
         let grown: Vec<_> = all.iter().map(|&(held, need, ..)| (held, need)).collect();
         // With the blocks that were lent the forecast may be another than before.
@@ -655,18 +664,18 @@ impl Ledger {
         let kept = may_ask_for(&all[..old]);
         for (place, &(_, _, _, spare)) in all.iter().enumerate().filter(|(_, one)| one.2) {
             let kept = if place < old { 0 } else { kept };
-            assert!(spare == 0 || free.full <= kept, "a sequence waits for nothing");
+            assert!(spare == 0 || free <= kept, "a sequence waits for nothing");
         }
         let mut all = grown;
         if self.held.len() > before && !self.ended_early {
             assert!(forecast(&all) <= most, "more have started than the forecast allows");
         }
         if let Some(job) = first_waiting.filter(|_| scheduler.has_free_slot()) {
-            let (first, need) = (job.prompt.len().div_ceil(tokens), job.max_positions.div_ceil(tokens));
+            let ring = Self::ring(limits, job);
+            let [first, need] = [job.prompt.len(), job.max_positions].map(|n| n.div_ceil(tokens) + ring);
             all.push((first, need));
-            let has_ring = Self::ring(limits, job) <= free.window;
-            let may = first <= spare.min(free.full.saturating_sub(kept)) && forecast(&all) <= most;
-            assert!(!may || !has_ring, "a request waits for nothing");
+            let may = first <= spare.min(free.saturating_sub(kept)) && forecast(&all) <= most;
+            assert!(!may, "a request waits for nothing");
         }
     }
 
@@ -905,7 +914,10 @@ impl World {
         let mut waiting = (0..self.jobs.len()).filter(|request| {
             self.answers[*request].is_none() && !self.cancelled.contains(request) && !running.contains(request)
         });
-        let first = waiting.next().filter(|_| self.scheduler.waiting() > 0);
+        // With a timetable one that was preempted waits for its time.
+        let first = waiting
+            .next()
+            .filter(|_| self.scheduler.waiting() > 0 && !self.looks_ahead);
         let first = first.map(|first| &self.jobs[first]);
         if self.device.limits.share_beginnings {
             return;
@@ -983,12 +995,8 @@ impl World {
 
     /// All requests are answered and all blocks are free.
     fn check_idle(&self) {
-        let limits = &self.device.limits;
-        let all = BlockCounts {
-            full: limits.full_blocks,
-            window: limits.window_blocks,
-        };
-        assert_eq!(self.scheduler.free_blocks(), all);
+        assert_eq!(self.scheduler.free_blocks(), self.device.limits.blocks);
+        assert_eq!(self.scheduler.blocks_for_rings(), 0);
         assert_eq!((self.scheduler.running(), self.scheduler.waiting()), (0, 0));
         assert!(self.device.started.is_empty());
     }
@@ -1058,8 +1066,7 @@ fn plain_limits() -> Limits {
         max_logits_rows: 4,
         max_positions: u32::MAX as usize,
         block_tokens: 16,
-        full_blocks: 64,
-        window_blocks: 64,
+        blocks: 128,
         sliding_window: 20,
         has_full_layers: true,
         share_beginnings: false,
@@ -1082,8 +1089,7 @@ fn random_limits(rng: &mut ChaCha8Rng) -> Limits {
         max_logits_rows: max_batch + [0, 1, 50][rng.random_range(0..3)],
         max_positions: u32::MAX as usize,
         block_tokens: [16, 64, 5][rng.random_range(0..3)],
-        full_blocks: rng.random_range(1..40),
-        window_blocks: rng.random_range(1..40),
+        blocks: rng.random_range(1..40) + rng.random_range(1..40),
         sliding_window,
         has_full_layers: sliding_window == 0 || rng.random_bool(0.8),
         share_beginnings: false,
@@ -1172,22 +1178,19 @@ fn scarce(rng: &mut ChaCha8Rng, jobs: usize) -> (Limits, Vec<Job>) {
     let mut limits = Limits {
         block_tokens,
         depth: limits.depth.min(block_tokens + 1),
-        full_blocks: usize::MAX >> 33,
-        window_blocks: usize::MAX >> 33,
+        blocks: usize::MAX >> 33,
         ..limits
     };
-    let full = jobs
-        .iter()
-        .map(|job| job.max_positions.div_ceil(block_tokens))
-        .max()
-        .unwrap();
-    let window = jobs
-        .iter()
-        .map(|job| Ledger::ring(&limits, &job.largest()))
-        .max()
-        .unwrap();
-    limits.full_blocks = full + [0, 0, 1, 3, full, 7 * full][rng.random_range(0..6)];
-    limits.window_blocks = window * [1, 2, 5, 30][rng.random_range(0..4)] + rng.random_range(0..2);
+    let blocks = jobs.iter().map(|job| {
+        let full = if limits.has_full_layers {
+            job.max_positions.div_ceil(block_tokens)
+        } else {
+            0
+        };
+        full + Ledger::ring(&limits, &job.largest())
+    });
+    let most = blocks.max().unwrap();
+    limits.blocks = most + [0, 0, 1, 3, most, 7 * most][rng.random_range(0..6)];
     (limits, jobs)
 }
 
@@ -1248,8 +1251,7 @@ fn thousands_of_requests_at_once() {
             step_tokens: 256,
             chunk_tokens: 128,
             max_logits_rows: 64,
-            full_blocks: 300,
-            window_blocks: 250,
+            blocks: 550,
             sliding_window: 32,
             ..plain_limits()
         });
@@ -1423,7 +1425,8 @@ fn more_run_than_have_room_at_their_longest() {
     let mut world = World::new(Limits {
         max_batch: 9,
         max_logits_rows: 9,
-        full_blocks: 32,
+        blocks: 32,
+        sliding_window: 0,
         ..plain_limits()
     });
     world.submit_alike(9, 3, 64);
@@ -1445,8 +1448,8 @@ fn requests_of_different_ages_have_room_where_others_have_not() {
         let mut world = World::new(Limits {
             max_batch: 30,
             max_logits_rows: 30,
-            full_blocks: 40,
-            window_blocks: 90,
+            blocks: 40,
+            sliding_window: 0,
             ..plain_limits()
         });
         for _ in 0..30 {
@@ -1508,8 +1511,8 @@ fn room_for_30() -> Limits {
         max_batch: 100,
         max_logits_rows: 100,
         step_tokens: 2000,
-        full_blocks: 30 * 8,
-        window_blocks: 1000,
+        blocks: 30 * 8,
+        sliding_window: 0,
         depth: 2,
         plans_ahead: true,
         ..plain_limits()
@@ -1540,6 +1543,40 @@ fn starts_are_spread_where_more_wait_than_have_room() {
     }
 }
 
+/// Sequences' rings are among the blocks.
+#[test]
+fn starts_are_spread_with_rings() {
+    let limits = Limits {
+        blocks: 30 * 10,
+        sliding_window: 16,
+        ..room_for_30()
+    };
+    let jobs = vec![unending(8, 128); 88];
+    let found = [false, true].map(|looks_ahead| serve_all(&limits, &jobs, looks_ahead, 1));
+    assert_eq!(found, [(388, 50), (319, 57)], "steps, and the most at once");
+}
+
+/// So many requests as a scheduler asks for may start: each with a block and its ring, and there are blocks for all at
+/// their longest.
+#[test]
+fn there_is_room_for_rings_too() {
+    let limits = Limits {
+        max_batch: 30,
+        max_logits_rows: 30,
+        blocks: 20,
+        sliding_window: 16,
+        ..plain_limits()
+    };
+    let mut world = World::new(limits);
+    let room = |world: &mut World| [16, 64].map(|positions| world.scheduler.room(positions));
+    // Of 16 positions each has a block and a ring of one, of 64 four and two.
+    assert_eq!(room(&mut world), [10, 3]);
+    world.submit(answered(counting(10_000, 150), 50));
+    (0..10).for_each(|_| assert!(world.step()));
+    assert_eq!(world.scheduler.free_blocks(), 8);
+    assert_eq!(room(&mut world), [4, 2]);
+}
+
 #[test]
 fn each_replica_spreads_the_starts_of_its_share() {
     let limits = room_for_30();
@@ -1554,7 +1591,7 @@ fn each_replica_spreads_the_starts_of_its_share() {
 #[test]
 fn more_run_where_answers_end_early() {
     let limits = Limits {
-        full_blocks: 600,
+        blocks: 600,
         ..room_for_30()
     };
     let mut jobs = vec![unending(8, 512); 400];
@@ -1582,8 +1619,7 @@ fn the_youngest_make_way_where_answers_become_longer() {
             max_logits_rows: rng.random_range(40..64),
             block_tokens,
             depth: limits.depth.min(block_tokens + 1),
-            full_blocks: rng.random_range(90..150),
-            window_blocks: usize::MAX >> 33,
+            blocks: rng.random_range(90..150),
             has_full_layers: true,
             ..limits
         };
@@ -1596,7 +1632,7 @@ fn the_youngest_make_way_where_answers_become_longer() {
         };
         let jobs: Vec<_> = (0..160).map(|place| job(place, rng)).collect();
         let ring = jobs.iter().map(|job| Ledger::ring(&limits, &job.largest())).max();
-        limits.window_blocks = 40 * ring.unwrap();
+        limits.blocks += 30 * ring.unwrap();
         let mut world = World::new(limits);
         jobs.into_iter().for_each(|job| world.add(job));
         let mut queue: VecDeque<_> = (0..160).collect();
@@ -1615,7 +1651,7 @@ fn the_youngest_make_way_where_answers_become_longer() {
     assert!(recomputed.into_inner() > 10_000);
 }
 
-/// The rings of prompts are longer: four have room. Once a prompt is computed most of its ring is free for the next.
+/// The rings of prompts are longer: seven have room. Once a prompt is computed most of its ring is free for others.
 #[test]
 fn rings_are_short_once_prompts_are_computed() {
     let limits = Limits {
@@ -1623,12 +1659,11 @@ fn rings_are_short_once_prompts_are_computed() {
         max_logits_rows: 16,
         step_tokens: 512,
         chunk_tokens: 512,
-        full_blocks: 1000,
-        window_blocks: 30,
+        blocks: 8 * (19 + 3),
         ..plain_limits()
     };
     let (_, most) = serve_all(&limits, &vec![unending(100, 300); 20], false, 1);
-    assert_eq!(most, 8);
+    assert_eq!(most, 11);
 }
 
 /// A plan is made for limits. Where answers end long before them, it is given up before it costs much.
@@ -1655,7 +1690,7 @@ fn spread_starts_take_fewer_steps() {
         for seed in 0..80 {
             let rng = &mut ChaCha8Rng::seed_from_u64(seed);
             let limits = Limits {
-                full_blocks: rng.random_range(60..400),
+                blocks: rng.random_range(60..400),
                 ..room_for_30()
             };
             let longest = rng.random_range(6..20) * 16;
@@ -1689,7 +1724,8 @@ fn spread_starts_take_fewer_steps() {
 #[test]
 fn long_requests_wait_their_turn_but_not_for_ever() {
     let mut world = World::new(Limits {
-        full_blocks: 8,
+        blocks: 8,
+        sliding_window: 0,
         ..plain_limits()
     });
     for i in 0..60 {
@@ -1756,7 +1792,7 @@ fn requests_that_could_never_run_are_refused_and_leave_no_trace() {
     for (n_prompt, max_positions, words) in [
         (0, 5, "no prompt"),
         (6, 5, "6 prompt tokens"),
-        (1, 64 * 16 + 1, "GETP_KV_MB"),
+        (1, 128 * 16 + 1, "GETP_KV_MB"),
     ] {
         let request = Request::greedy(0, vec![1; n_prompt], max_positions);
         let message = world.scheduler.submit(request).unwrap_err().to_string();
@@ -1802,7 +1838,8 @@ fn answers_do_not_depend_on_the_steps_under_way() {
 fn a_row_behind_an_end_token_is_passed_over() {
     let mut scheduler = Scheduler::new(Limits {
         max_batch: 2,
-        full_blocks: 2,
+        blocks: 2,
+        sliding_window: 0,
         depth: 2,
         plans_ahead: true,
         ..plain_limits()
@@ -1824,7 +1861,7 @@ fn a_row_behind_an_end_token_is_passed_over() {
         .commit(&first, &[EndTokens::RELEASED[0], 7], &mut finished)
         .unwrap();
     assert_eq!((finished.len(), finished[0].number), (1, 0));
-    assert_eq!((scheduler.request(0), scheduler.free_blocks().full), (None, 1));
+    assert_eq!((scheduler.request(0), scheduler.free_blocks()), (None, 1));
     assert!(scheduler.plan(&mut third));
     assert_eq!(third.tokens, [-2], "the slot is not free before its row is back");
     scheduler.begin(&third);
@@ -2096,8 +2133,9 @@ fn who_comes_second_waits_for_a_beginning_and_does_not_compute_it() {
     assert_eq!(rows, [vec![32], vec![32], vec![32], vec![9, 9, 9], vec![1, 1, 1]]);
     assert_eq!(world.device.shared, 2 * 96);
     assert_eq!(world.scheduler.take_shared_tokens(), 2 * 96);
-    // One sequence of 112 positions has seven blocks, and each of the others one of its own.
-    assert_eq!(world.scheduler.free_blocks().full, 64 - 9);
+    // One sequence of 112 positions has seven blocks, and each of the others one of its own; the rings of three blocks
+    // share two.
+    assert_eq!(world.scheduler.free_blocks(), 128 - 9 - 5);
     world.run();
     world.check_answers();
 }
@@ -2169,7 +2207,8 @@ fn more_run_where_they_share_their_beginning() {
         max_batch: 16,
         step_tokens: 64,
         max_logits_rows: 16,
-        full_blocks: 30,
+        blocks: 30,
+        sliding_window: 0,
         ..plain_limits()
     };
     let most_tables = FULL_TABLES * 30;
@@ -2195,7 +2234,8 @@ fn more_run_where_they_share_their_beginning() {
 #[test]
 fn shared_blocks_are_counted_for_the_youngest_that_holds_them() {
     let mut world = World::new(sharing(Limits {
-        full_blocks: 20,
+        blocks: 20,
+        sliding_window: 0,
         ..plain_limits()
     }));
     let beginning = counting(0, 144);
@@ -2234,11 +2274,10 @@ fn related(rng: &mut ChaCha8Rng, jobs: &mut [Job]) {
     }
 }
 
-/// Limits under which full blocks stay, and windowed ones of a long prompt do not stay for long.
-fn few_windowed_blocks() -> Limits {
+/// Limits under which windowed blocks of a prompt do not stay behind a long answer.
+fn few_blocks() -> Limits {
     Limits {
-        full_blocks: 1000,
-        window_blocks: 24,
+        blocks: 40,
         sliding_window: 33,
         share_answers: false,
         ..sharing(plain_limits())
@@ -2253,24 +2292,22 @@ fn reader(tail: u32, answer: usize) -> Job {
 /// A beginning whose windowed blocks others have taken is computed once more, by one for all, into the same blocks.
 #[test]
 fn a_beginning_whose_windows_are_gone_is_computed_once_more() {
-    let mut world = World::new(few_windowed_blocks());
-    world.submit(reader(10_000, 4));
+    let mut world = World::new(few_blocks());
+    // Long answers need all blocks, also those of windows behind them.
+    world.submit(reader(10_000, 200));
+    world.submit(answered(counting(50_000, 3), 200));
     world.run();
-    // Each leaves windowed blocks that are known, until all of the reader's have been taken.
-    for other in 0..8 {
-        world.submit(answered(counting(1_000 * (other + 1), 160), 4));
-        world.run();
-    }
     assert_eq!(world.device.shared, 0);
-    let full = world.scheduler.free_blocks().full;
     for round in 0..3 {
         let before = world.device.shared;
         for tail in 0..3 {
             world.submit(reader(20_000 + 100 * (3 * round + tail), 4));
         }
         assert!(world.step());
-        // The ten blocks, and one for each reader's own tokens.
-        assert_eq!(full - world.scheduler.free_blocks().full, 10 + 3, "round {round}");
+        // The ten blocks, one for each reader's own tokens, and rings, which begin alike from the second round on.
+        let held = world.device.limits.blocks - world.scheduler.free_blocks();
+        let apart = 10 + 3 + world.scheduler.blocks_for_rings();
+        assert_eq!(held, if round == 0 { apart } else { apart - 4 }, "round {round}");
         world.run();
         let readers = if round == 0 { 2 } else { 3 };
         assert_eq!(world.device.shared - before, readers * 160, "round {round}");
@@ -2282,7 +2319,7 @@ fn a_beginning_whose_windows_are_gone_is_computed_once_more() {
 #[test]
 fn a_beginning_computed_once_more_stays_whoever_ends() {
     for ends in [0, 4] {
-        let mut world = World::new(few_windowed_blocks());
+        let mut world = World::new(few_blocks());
         world.submit(reader(10_000, 60));
         for other in 0..3 {
             (0..8).for_each(|_| assert!(world.step()));
@@ -2367,8 +2404,7 @@ fn beginnings_outlive_dropped_plans_cancellations_and_new_limits() {
         let (mut limits, mut jobs) = scarce(rng, n);
         limits.record_all = false;
         if rng.random_bool(0.5) {
-            limits.full_blocks *= rng.random_range(1..6);
-            limits.window_blocks *= rng.random_range(1..4);
+            limits.blocks *= rng.random_range(1..6);
         }
         if rng.random_bool(0.5) {
             // Prompts take many steps, and whoever shares them waits as long.
@@ -2391,8 +2427,8 @@ fn beginnings_outlive_dropped_plans_cancellations_and_new_limits() {
                 }
             }
         }
-        let ring = |job: &Job| Ledger::ring(&limits, &job.largest());
-        limits.window_blocks = limits.window_blocks.max(jobs.iter().map(ring).max().unwrap_or(0));
+        let need = |job: &Job| job.max_positions.div_ceil(block_tokens) + Ledger::ring(&limits, &job.largest());
+        limits.blocks = limits.blocks.max(jobs.iter().map(need).max().unwrap_or(0));
         // A later inference may have smaller chunks: then its rings are smaller, too.
         let (most_batch, most_step, most_chunk) = (limits.max_batch, limits.step_tokens, limits.chunk_tokens);
         let mut world = World::new(sharing(limits));

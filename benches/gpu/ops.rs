@@ -169,9 +169,9 @@ fn step(replica: &mut dyn Replica, plan: &StepPlan, output: &mut StepOutput, wan
 pub fn decoding_apart(replica: &dyn Replica, rows: usize, context: usize) -> anyhow::Result<StepPlan> {
     let blocks = replica.kv_blocks();
     let full = (context + 1).div_ceil(blocks.tokens);
-    let window = (blocks.window / rows).min(full).min(4);
+    let window = full.min(4);
     anyhow::ensure!(
-        blocks.full / rows >= full && window > 2,
+        blocks.count / rows >= full + window,
         "the KV cache has no room for {rows} rows"
     );
     Ok(decoding(rows, context, [full, window], |row| 100 + row as i32))

@@ -106,10 +106,7 @@ fn run_in_one_engine(args: &super::Args, part: &Args, config: &ModelConfig, want
     );
     for replica in &replicas {
         let blocks = replica.kv_blocks();
-        println!(
-            "KV cache: blocks of {} positions, {} of full layers and {} of windowed ones",
-            blocks.tokens, blocks.full, blocks.window
-        );
+        println!("KV cache: {} blocks of {} positions", blocks.count, blocks.tokens);
     }
     let notes = SharedNotes::default();
     let watch = |replica| Box::new(Watched::new(replica, notes.clone())) as Box<dyn Replica>;

@@ -397,6 +397,6 @@ pub fn refusal<'a>(request: &Request, replicas: impl Iterator<Item = &'a Limits>
     if replicas.clone().any(|limits| limits.take(request)) {
         return None;
     }
-    let widest = replicas.max_by_key(|limits| limits.full_blocks * limits.block_tokens);
+    let widest = replicas.max_by_key(|limits| limits.blocks * limits.block_tokens);
     widest.and_then(|limits| limits.check_request(request).err())
 }

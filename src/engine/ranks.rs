@@ -476,8 +476,7 @@ impl Engine {
             max_logits_rows: reader.number()?,
             max_positions: reader.number()?,
             block_tokens: reader.number()?,
-            full_blocks: reader.number()?,
-            window_blocks: reader.number()?,
+            blocks: reader.number()?,
             depth: reader.number()?,
             sliding_window: self.config.sliding_window,
             has_full_layers: self.config.windowed_layers() < self.config.n_layers,
@@ -516,8 +515,7 @@ fn write_limits(limits: &Limits, writer: &mut Writer) -> Result<()> {
         limits.max_logits_rows,
         limits.max_positions,
         limits.block_tokens,
-        limits.full_blocks,
-        limits.window_blocks,
+        limits.blocks,
         limits.depth,
     ];
     numbers

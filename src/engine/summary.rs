@@ -53,14 +53,13 @@ fn replica_line(replica: &dyn Replica) -> String {
     let blocks = replica.kv_blocks();
     format!(
         "{}; weights {:.1} MiB from {:.1} MiB in {:.1} s ({read_rate:.1} GB/s{sent}); KV cache {:.1} MiB, \
-         {} blocks full, {} windowed",
+         {} blocks",
         replica.describe(),
         mib(packed_bytes),
         mib(report.read_bytes),
         report.seconds,
         mib(replica.kv_bytes()),
-        blocks.full,
-        blocks.window,
+        blocks.count,
     )
 }
 

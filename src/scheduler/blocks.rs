@@ -3,23 +3,17 @@
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 
-/// The blocks of full and of windowed layers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BlockCounts {
-    /// Of the full layers.
-    pub full: usize,
-    /// Of the windowed layers.
-    pub window: usize,
-}
-
 /// No block.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Allocates the blocks of one kind of layers. A block is held by the sequences whose tables have it, several if they
-/// begin alike. One whose content is known stays as it is when nobody holds it any more, until there is no other block
-/// to lend: then the one given back longest ago is lent.
+/// Allocates the blocks that are in use for one kind of layers. A block is held by the sequences whose tables have it,
+/// several if they begin alike. One whose content is known stays as it is when nobody holds it any more, until there is
+/// no other block to lend: then the one given back longest ago is lent. Blocks that nobody holds may come from the pool
+/// of the other kind of layers, and go there.
 #[derive(Debug)]
 pub(super) struct BlockPool {
+    /// Blocks of this pool, free or not.
+    blocks: usize,
     /// Blocks that nobody holds and whose content is not known.
     free: Vec<u32>,
     /// Blocks that nobody holds and whose content is known.
@@ -33,15 +27,52 @@ pub(super) struct BlockPool {
 }
 
 impl BlockPool {
-    /// A pool of the blocks `0..blocks` for at most `tables` sequences at once.
-    pub(super) fn new(blocks: u32, tables: usize) -> Result<Self> {
+    /// A pool of the first `blocks` of `all` blocks, and with room for all, for at most `tables` sequences at once.
+    pub(super) fn new(blocks: usize, all: usize, tables: usize) -> Result<Self> {
+        let mut free = memory::room(all, Purpose::Schedule)?;
+        free.extend((0..blocks as u32).rev());
         Ok(Self {
-            free: memory::collect((0..blocks).rev(), Purpose::Schedule)?,
-            idle: Idle::new(blocks as usize)?,
-            holders: memory::filled(0, blocks as usize, Purpose::Schedule)?,
-            known: memory::filled(false, blocks as usize, Purpose::Schedule)?,
+            blocks,
+            free,
+            idle: Idle::new(all)?,
+            holders: memory::filled(0, all, Purpose::Schedule)?,
+            known: memory::filled(false, all, Purpose::Schedule)?,
             spare: memory::room(tables, Purpose::Schedule)?,
         })
+    }
+
+    /// Its blocks, free or not.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Whether a block for this pool should come from another one: it has none that can be lent without loss, and the
+    /// other one has, or has more whose content is known.
+    pub(super) fn should_take_from(&self, other: &Self) -> bool {
+        self.free.is_empty() && (!other.free.is_empty() || other.idle.count > self.idle.count)
+    }
+
+    /// Takes a block that nobody holds out of the pool. `forget` is told if its content was known.
+    pub(super) fn give(&mut self, forget: impl FnOnce(u32)) -> u32 {
+        self.blocks -= 1;
+        self.pick(forget)
+    }
+
+    /// Adds a block that nobody holds.
+    pub(super) fn add(&mut self, block: u32) {
+        self.blocks += 1;
+        self.free.push(block);
+    }
+
+    /// The block that nobody holds and is missed least.
+    fn pick(&mut self, forget: impl FnOnce(u32)) -> u32 {
+        if let Some(block) = self.free.pop() {
+            return block;
+        }
+        let block = self.idle.take_first();
+        self.known[block as usize] = false;
+        forget(block);
+        block
     }
 
     /// Makes room for the tables of so many sequences.
@@ -73,12 +104,7 @@ impl BlockPool {
 
     /// A block for one holder; the caller has checked that one is free. `forget` is told if its content was known.
     pub(super) fn lend(&mut self, forget: impl FnOnce(u32)) -> u32 {
-        let block = self.free.pop().unwrap_or_else(|| {
-            let block = self.idle.take_first();
-            self.known[block as usize] = false;
-            forget(block);
-            block
-        });
+        let block = self.pick(forget);
         self.holders[block as usize] = 1;
         block
     }
@@ -218,7 +244,7 @@ mod tests {
 
     #[test]
     fn pool_lends_each_block_once() {
-        let mut pool = BlockPool::new(5, 2).unwrap();
+        let mut pool = BlockPool::new(5, 5, 2).unwrap();
         let (a, b) = (lend(&mut pool, 2), lend(&mut pool, 3));
         assert_eq!(
             (a.as_slice(), b.as_slice(), pool.free()),
@@ -232,7 +258,7 @@ mod tests {
 
     #[test]
     fn what_is_known_is_lent_last_and_the_oldest_first() {
-        let mut pool = BlockPool::new(4, 1).unwrap();
+        let mut pool = BlockPool::new(4, 4, 1).unwrap();
         let mut table = lend(&mut pool, 3);
         assert_eq!(table, [0, 1, 2]);
         table.iter().for_each(|&block| pool.know(block));
@@ -251,9 +277,38 @@ mod tests {
         assert_eq!(lend(&mut pool, 1), [1]);
     }
 
+    /// A pool takes blocks that nobody knows while there are any, wherever, and then from the pool that has more whose
+    /// content is known.
+    #[test]
+    fn pools_give_each_other_blocks() {
+        let new = |blocks| BlockPool::new(blocks, 4, 1).unwrap();
+        let (mut a, mut b) = (new(4), new(0));
+        let known = |pool: &mut BlockPool, blocks: usize| {
+            let mut table = lend(pool, blocks);
+            table.iter().for_each(|&block| pool.know(block));
+            pool.empty(&mut table);
+        };
+        assert!(b.should_take_from(&a) && !a.should_take_from(&b));
+        b.add(a.give(|block| panic!("{block} was known")));
+        assert_eq!((a.blocks(), b.blocks(), a.free(), b.free()), (3, 1, 3, 1));
+        known(&mut b, 1);
+        known(&mut a, 2);
+        assert!(b.should_take_from(&a), "it has a free one");
+        known(&mut a, 1);
+        assert!(
+            b.should_take_from(&a) && !a.should_take_from(&b),
+            "three idle ones and one"
+        );
+        let mut forgotten = Vec::new();
+        b.add(a.give(|block| forgotten.push(block)));
+        assert_eq!((forgotten.len(), a.free(), b.free()), (1, 2, 2));
+        known(&mut b, 1);
+        assert!(!b.should_take_from(&a) && !a.should_take_from(&b), "two idle ones each");
+    }
+
     #[test]
     fn shorter_rings_have_the_same_blocks_in_their_places() {
-        let mut pool = BlockPool::new(5, 1).unwrap();
+        let mut pool = BlockPool::new(5, 5, 1).unwrap();
         let mut ring = lend(&mut pool, 5);
         // The sequence's blocks 7, 8 and 9 are 2, 3 and 4.
         assert_eq!(pool.shorten_ring(&mut ring, 7, 3), 2);

@@ -30,8 +30,7 @@ fn room(blocks: usize, sequences: usize) -> Limits {
         max_logits_rows: sequences,
         max_positions: u32::MAX as usize,
         block_tokens: 1,
-        full_blocks: blocks,
-        window_blocks: 0,
+        blocks,
         sliding_window: 0,
         has_full_layers: true,
         record_all: false,
@@ -91,14 +90,11 @@ fn run(limits: &Limits, jobs: &[Job], learns: bool) -> Taken {
         let sampled: Vec<_> = plan.logits.iter().filter(|row| row.sample).map(sample).collect();
         scheduler.commit(&plan, &sampled, &mut finished).unwrap();
         if !learns {
-            scheduler.lending.ends = Ends::new(limits.full_blocks).unwrap();
+            scheduler.lending.ends = Ends::new(limits.blocks).unwrap();
         }
         spare.push(plan);
     }
-    assert_eq!(
-        (finished.len(), scheduler.free_blocks().full),
-        (jobs.len(), limits.full_blocks)
-    );
+    assert_eq!((finished.len(), scheduler.free_blocks()), (jobs.len(), limits.blocks));
     taken.again = scheduler.take_recomputed();
     taken
 }

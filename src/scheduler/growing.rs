@@ -49,7 +49,7 @@ impl Scheduler {
     /// Lends one block to each running sequence that lacks it and may have it, and counts those that may not.
     fn lend_blocks(&mut self) {
         let (old, kept) = self.kept();
-        self.lending.recount(self.cache.full.free(), kept);
+        self.lending.recount(self.cache.free(self.rings), kept);
         self.lacking = 0;
         for (place, &slot) in self.running.iter().enumerate() {
             let Some(sequence) = &mut self.slots[slot] else {
@@ -75,7 +75,7 @@ impl Scheduler {
     }
 
     fn recount(&mut self, kept: usize) {
-        self.lending.recount(self.cache.full.free(), kept);
+        self.lending.recount(self.cache.free(self.rings), kept);
         for sequence in self.running.iter().filter_map(|&slot| self.slots[slot].as_ref()) {
             self.lending.count(sequence.growing());
         }

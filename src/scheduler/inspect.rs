@@ -1,14 +1,16 @@
 //! What tests ask of the scheduler.
 
-use super::{BlockCounts, Scheduler};
+use super::Scheduler;
 
 impl Scheduler {
     /// Blocks of the KV cache that no sequence holds.
-    pub fn free_blocks(&self) -> BlockCounts {
-        BlockCounts {
-            full: self.cache.full.free(),
-            window: self.cache.window.free(),
-        }
+    pub fn free_blocks(&self) -> usize {
+        self.cache.full.free() + self.cache.window.free()
+    }
+
+    /// Blocks that the rings of running sequences may need.
+    pub fn blocks_for_rings(&self) -> usize {
+        self.rings
     }
 
     /// Whether a slot's sequence cannot be planned before it gets a block of the full layers.

@@ -17,6 +17,9 @@
 //! instead. There always is one, since a block that several sequences hold is counted in the ring of each. Where all
 //! others are taken, a block that only the tree knows is forgotten.
 //!
+//! *One memory.* Each kind of layers has a pool of blocks. One that has none without a known content takes a block from
+//! the other pool, which may lose a beginning, or the windows of one.
+//!
 //! So a beginning may be there whose last windows are gone. Who goes on behind it *computes those nodes once more*,
 //! into their own blocks: to the same bits, which others may read meanwhile. What it gains is their windows, and
 //! whoever comes next waits for these as for a beginning that is new.
@@ -34,8 +37,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     block_tokens: usize,
-    full_blocks: usize,
-    window_blocks: usize,
+    blocks: usize,
     sliding_window: usize,
     shares: bool,
     shares_answers: bool,
@@ -45,8 +47,7 @@ impl Shape {
     fn of(limits: &Limits) -> Self {
         Self {
             block_tokens: limits.block_tokens,
-            full_blocks: limits.full_blocks,
-            window_blocks: limits.window_blocks,
+            blocks: limits.blocks,
             sliding_window: limits.sliding_window,
             shares: limits.shares(),
             shares_answers: limits.share_answers,
@@ -58,7 +59,9 @@ impl Shape {
 #[derive(Debug)]
 pub struct Holdings {
     shape: Shape,
+    /// The full layers' blocks; at first all.
     pub(super) full: BlockPool,
+    /// The windowed layers' blocks.
     pub(super) window: BlockPool,
     beginnings: Beginnings,
     /// The nodes that [`Self::find`] has found, and how many of them, the first ones, need not be computed.
@@ -77,11 +80,11 @@ impl Holdings {
     /// A cache that holds nothing, for at most `limits.max_batch` sequences at once.
     pub fn new(limits: &Limits) -> Result<Self> {
         let shape = Shape::of(limits);
-        let nodes = if shape.shares { shape.full_blocks } else { 0 };
+        let nodes = if shape.shares { shape.blocks } else { 0 };
         Ok(Self {
-            full: BlockPool::new(shape.full_blocks as u32, limits.max_batch)?,
-            window: BlockPool::new(shape.window_blocks as u32, limits.max_batch)?,
-            beginnings: Beginnings::new(nodes, shape.window_blocks, shape.block_tokens)?,
+            full: BlockPool::new(shape.blocks, shape.blocks, limits.max_batch)?,
+            window: BlockPool::new(0, shape.blocks, limits.max_batch)?,
+            beginnings: Beginnings::new(nodes, shape.blocks, shape.block_tokens)?,
             found: memory::room(nodes, Purpose::Schedule)?,
             computed: 0,
             shape,
@@ -278,16 +281,38 @@ impl Holdings {
         true
     }
 
-    /// A block of the full layers; the caller has checked that one is free.
-    pub(super) fn lend_full(&mut self) -> u32 {
-        let (beginnings, window) = (&mut self.beginnings, &mut self.window);
-        self.full.lend(|node| beginnings.remove(node, window))
+    /// Blocks that the full layers may have, where so many are for rings.
+    pub(super) fn free(&self, rings: usize) -> usize {
+        self.full.free() + self.window.blocks() - rings
     }
 
-    /// A block of the windowed layers; the caller has checked that one is free.
+    /// A block for the full layers; the caller has checked that one is free.
+    pub(super) fn lend_full(&mut self) -> u32 {
+        let Self {
+            full,
+            window,
+            beginnings,
+            ..
+        } = self;
+        if full.should_take_from(window) {
+            full.add(window.give(|block| beginnings.forget_window(block)));
+        }
+        full.lend(|node| beginnings.remove(node, window))
+    }
+
+    /// A block for the windowed layers; the caller has checked that one is free.
     pub(super) fn lend_window(&mut self) -> u32 {
-        let beginnings = &mut self.beginnings;
-        self.window.lend(|block| beginnings.forget_window(block))
+        let Self {
+            full,
+            window,
+            beginnings,
+            ..
+        } = self;
+        if window.should_take_from(full) {
+            let block = full.give(|node| beginnings.remove(node, window));
+            window.add(block);
+        }
+        window.lend(|block| beginnings.forget_window(block))
     }
 
     /// Whether a sequence needs another block in its ring before it writes to a block of these positions.
@@ -306,7 +331,7 @@ impl Holdings {
         if !self.is_needed(block) {
             return block;
         }
-        if self.window.free() == 0 {
+        if self.window.free() + self.full.free() == 0 {
             debug_assert!(
                 self.window.holders(block) == 1,
                 "a block that several hold is counted in the ring of each"

@@ -1,7 +1,7 @@
-//! Which sequences get blocks of the full layers, and when one more may start.
+//! Which sequences get blocks, and when one more may start.
 //!
-//! A sequence starts with the blocks of its prompt and gets others as it grows, so more sequences run than would have
-//! room at their longest. Four rules:
+//! A sequence starts with the blocks of its prompt and those of its ring, and gets others for full layers as it grows.
+//! So more sequences run than would have room at their longest. Four rules:
 //!
 //! 1. *Nobody waits for ever.* What a running sequence may still ask for is never more than the free blocks and those
 //!    of the sequences that started before it. So the oldest one always gets what it asks for; when it ends, the next

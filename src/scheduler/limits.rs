@@ -1,15 +1,13 @@
 //! The limits of a step and of the KV cache.
 
-use super::blocks::BlockCounts;
 use crate::error::{Error, Result};
-use crate::kv_blocks::{blocks_for, ring_blocks};
+use crate::kv_blocks::BlockCounts;
 use crate::request::{Outlet, Request};
 
 /// The most rows of a step: far more than saturates a device, while the activations still fit its memory.
 const MAX_STEP_TOKENS: usize = 1 << 20;
 
-/// The entries of all block tables of the full layers are at most so many times as many as there are blocks, where
-/// sequences share them.
+/// The entries of all block tables are at most so many times as many as there are blocks, where sequences share them.
 pub const FULL_TABLES: usize = 4;
 
 /// Steps that a replica of this depth computes at once: the last one under way waits behind them.
@@ -34,10 +32,8 @@ pub struct Limits {
     pub max_positions: usize,
     /// Positions in a block of the KV cache.
     pub block_tokens: usize,
-    /// Blocks in the KV cache of the full layers.
-    pub full_blocks: usize,
-    /// Blocks in the KV cache of the windowed layers.
-    pub window_blocks: usize,
+    /// Blocks in the KV cache, for full layers or for windowed ones.
+    pub blocks: usize,
     /// Width of the windowed layers' attention; 0 if no layer is windowed.
     pub sliding_window: usize,
     /// Whether any layer attends to all positions.
@@ -91,7 +87,7 @@ impl Limits {
                 self.step_tokens
             ));
         }
-        if self.full_blocks.max(self.window_blocks) > u32::MAX as usize {
+        if self.blocks > u32::MAX as usize {
             return wrong("block numbers have 32 bits; lower GETP_KV_MB".into());
         }
         if !self.has_full_layers && self.sliding_window == 0 {
@@ -111,23 +107,15 @@ impl Limits {
     }
 
     /// The most blocks a sequence can ever use.
-    pub(super) fn need(&self, n_prompt: usize, max_positions: usize) -> BlockCounts {
-        let full = if self.has_full_layers {
-            blocks_for(self.block_tokens, max_positions)
-        } else {
-            0
-        };
-        let window = match self.sliding_window {
-            0 => 0,
-            window => ring_blocks(
-                self.block_tokens,
-                window,
-                self.max_chunk_rows(),
-                n_prompt,
-                max_positions,
-            ),
-        };
-        BlockCounts { full, window }
+    pub fn need(&self, n_prompt: usize, max_positions: usize) -> BlockCounts {
+        BlockCounts::of_layers(
+            self.has_full_layers,
+            self.sliding_window,
+            self.block_tokens,
+            self.max_chunk_rows(),
+            n_prompt,
+            max_positions,
+        )
     }
 
     /// Whether beginnings are shared. Not where all rows are to be computed, and not without full layers, whose blocks
@@ -149,7 +137,7 @@ impl Limits {
     /// The most entries of all sequences' block tables.
     pub fn most_table_blocks(&self) -> usize {
         let times = if self.shares() { FULL_TABLES } else { 1 };
-        times * self.full_blocks + self.window_blocks
+        times * self.blocks
     }
 
     /// Steps among which the sequences are divided.
@@ -168,10 +156,14 @@ impl Limits {
 
     /// The most positions of a request with so many prompt tokens that could run here; 0 if there is none.
     pub fn most_positions(&self, n_prompt: usize) -> usize {
-        let blocks = self.full_blocks.saturating_mul(self.block_tokens);
-        let most = if self.has_full_layers { blocks } else { usize::MAX };
-        let most = most.min(self.max_positions);
-        let fits = (1..=most).contains(&n_prompt) && self.need(n_prompt, most).window <= self.window_blocks;
+        // Fewer positions than a ring is long have as many blocks in it as in the full layers.
+        let ring = self.need(n_prompt, usize::MAX).window;
+        let full = self.blocks.saturating_sub(ring).max(self.blocks / 2);
+        let most = match self.has_full_layers {
+            true => full.saturating_mul(self.block_tokens).min(self.max_positions),
+            false => self.max_positions,
+        };
+        let fits = (1..=most).contains(&n_prompt) && self.need(n_prompt, most).all() <= self.blocks;
         if fits { most } else { 0 }
     }
 
@@ -180,10 +172,8 @@ impl Limits {
         if positions > self.max_positions {
             return 0;
         }
-        let need = self.need(positions, positions);
-        let full = self.full_blocks.checked_div(need.full).unwrap_or(usize::MAX);
-        let window = self.window_blocks.checked_div(need.window).unwrap_or(usize::MAX);
-        full.min(window).min(self.max_batch)
+        let most = self.blocks.checked_div(self.need(positions, positions).all());
+        most.unwrap_or(usize::MAX).min(self.max_batch)
     }
 
     /// Whether a request could run here, alone at least.
@@ -210,15 +200,10 @@ impl Limits {
                 "its {max_positions} positions are more than the {} that the device takes; {fewer}",
                 self.max_positions
             ),
-            Some(Obstacle::FullBlocks(need)) => format!(
-                "its {max_positions} positions need {need} blocks of the KV cache where the full layers have {}; \
-                 raise GETP_KV_MB or {fewer}",
-                self.full_blocks
-            ),
-            Some(Obstacle::WindowBlocks(need)) => format!(
-                "its ring needs {need} blocks of the KV cache where the windowed layers have {}; \
-                 raise GETP_KV_MB or lower GETP_STEP_TOKENS",
-                self.window_blocks
+            Some(Obstacle::Blocks(need)) => format!(
+                "its {max_positions} positions need {} blocks of the KV cache in full layers, and a ring of {} in \
+                 windowed ones, and there are {}; raise GETP_KV_MB, lower GETP_STEP_TOKENS or {fewer}",
+                need.full, need.window, self.blocks
             ),
         };
         Err(Error::format(format!("request {}", request.number), why))
@@ -237,10 +222,7 @@ impl Limits {
             return Some(Obstacle::Positions);
         }
         let need = self.need(n_prompt, max_positions);
-        if need.full > self.full_blocks {
-            return Some(Obstacle::FullBlocks(need.full));
-        }
-        (need.window > self.window_blocks).then_some(Obstacle::WindowBlocks(need.window))
+        (need.all() > self.blocks).then_some(Obstacle::Blocks(need))
     }
 }
 
@@ -250,8 +232,7 @@ enum Obstacle {
     LongPrompt,
     Positions,
     /// It needs so many.
-    FullBlocks(usize),
-    WindowBlocks(usize),
+    Blocks(BlockCounts),
 }
 
 #[cfg(test)]
@@ -266,8 +247,7 @@ mod tests {
             max_logits_rows: 4,
             max_positions: u32::MAX as usize,
             block_tokens: 16,
-            full_blocks: 10,
-            window_blocks: 10,
+            blocks: 20,
             sliding_window: 16,
             has_full_layers: true,
             record_all: false,
@@ -281,7 +261,7 @@ mod tests {
     #[test]
     fn limits_that_could_starve_are_refused() {
         type Change = fn(&mut Limits);
-        let wrong: [(Change, &str); 11] = [
+        let wrong: [(Change, &str); 10] = [
             (|l| l.max_batch = 0, "GETP_MAX_BATCH"),
             (|l| l.chunk_tokens = 0, "GETP_MAX_BATCH"),
             (|l| l.step_tokens = 3, "GETP_STEP_TOKENS"),
@@ -290,8 +270,7 @@ mod tests {
             (|l| l.depth = 0, "one step"),
             (|l| l.depth = 18, "wrong token"),
             (|l| l.block_tokens = 0, "position"),
-            (|l| l.full_blocks = 1 << 33, "GETP_KV_MB"),
-            (|l| l.window_blocks = 1 << 33, "GETP_KV_MB"),
+            (|l| l.blocks = 1 << 33, "GETP_KV_MB"),
             (|l| (l.has_full_layers, l.sliding_window) = (false, 0), "layers"),
         ];
         assert!(limits().check().is_ok());
@@ -308,14 +287,14 @@ mod tests {
         let limits = limits();
         // Of 16 positions each has one block of full layers, and one of a ring; of 17 two and two.
         assert_eq!(
-            [16, 17, 160, 161].map(|positions| limits.at_once(positions)),
+            [16, 17, 256, 257].map(|positions| limits.at_once(positions)),
             [4, 4, 1, 0]
         );
         let many = Limits {
             max_batch: 100,
             ..limits
         };
-        assert_eq!([16, 17, 80, 81].map(|positions| many.at_once(positions)), [10, 5, 2, 1]);
+        assert_eq!([16, 17, 96, 97].map(|positions| many.at_once(positions)), [10, 5, 2, 1]);
         let short = Limits {
             max_positions: 16,
             ..many
@@ -331,7 +310,7 @@ mod tests {
         for (n_prompt, max_positions, word) in [
             (0, 8, "no prompt"),
             (9, 8, "9 prompt tokens"),
-            (1, 161, "GETP_KV_MB"),
+            (1, 289, "GETP_KV_MB"),
             (1, 1 << 33, "4294967295 that the device takes"),
         ] {
             let request = request(7, n_prompt, max_positions);
@@ -342,14 +321,12 @@ mod tests {
                 "{message}"
             );
         }
-        let small_ring = Limits {
-            window_blocks: 3,
-            ..limits
-        };
-        assert!(small_ring.take(&request(0, 1, 160)));
-        let message = small_ring.check_request(&request(0, 100, 160)).unwrap_err().to_string();
+        // With a short prompt its ring has a block less.
+        let small = Limits { blocks: 13, ..limits };
+        assert!(small.take(&request(0, 1, 160)));
+        let message = small.check_request(&request(0, 100, 160)).unwrap_err().to_string();
         assert!(
-            message.contains("needs 4 blocks") && message.contains("GETP_STEP_TOKENS"),
+            message.contains("a ring of 4") && message.contains("GETP_STEP_TOKENS"),
             "{message}"
         );
     }

@@ -50,7 +50,6 @@ mod sequence;
 mod spread;
 mod starting;
 
-pub use blocks::BlockCounts;
 pub use kv_cache::Holdings;
 pub use limits::{FULL_TABLES, Limits, steps_at_once};
 pub use sequence::Tables;
@@ -79,13 +78,13 @@ fn matcher(request: &Request) -> Option<Box<dyn Matcher>> {
 pub struct Scheduler {
     limits: Limits,
     cache: Holdings,
-    /// Blocks of the windowed layers that no ring may need.
-    window_free: usize,
+    /// Blocks that the rings of running sequences may need, each by itself.
+    rings: usize,
     /// Running sequences that wait for their beginning.
     awaiting: usize,
     /// Tokens of prompts that were not computed, since a sequence has shared them.
     shared_tokens: u64,
-    /// Who may have blocks of the full layers.
+    /// Who may have blocks.
     lending: Lending,
     /// Whether blocks were freed, or sequences have grown, since `lending` was counted.
     stale: bool,
@@ -127,10 +126,10 @@ impl Scheduler {
         let slots = limits.max_batch;
         Ok(Self {
             cache: cache.fit(&limits)?,
-            window_free: limits.window_blocks,
+            rings: 0,
             awaiting: 0,
             shared_tokens: 0,
-            lending: Lending::new(limits.full_blocks, slots)?,
+            lending: Lending::new(limits.blocks, slots)?,
             stale: false,
             missed: 0,
             lacking: 0,
@@ -217,13 +216,12 @@ impl Scheduler {
         if !self.could_start(1, max_positions, &[], 0) {
             return 0;
         }
-        let need = self.limits.need(1, max_positions);
-        let slots = self.free_slots.len();
-        let windows = self.window_free.checked_div(need.window).unwrap_or(slots);
-        // As many as there are blocks for if all grow to the end, whoever runs already.
-        let full = self.limits.full_blocks.checked_div(need.full);
-        let full = full.map_or(slots, |full| full.saturating_sub(self.running()));
-        slots.min(windows).min(full).max(1)
+        let (first, need) = (self.limits.need(1, 1).full, self.limits.need(1, max_positions));
+        // Each begins with a block and its ring, and there are blocks for so many if all grow to the end, whoever runs
+        // already.
+        let begin = self.cache.free(self.rings) / (first + need.window);
+        let end = (self.limits.blocks / need.all()).saturating_sub(self.running());
+        self.free_slots.len().min(begin).min(end).max(1)
     }
 
     /// The sampling of each request that waits or runs here.
@@ -254,8 +252,8 @@ impl Scheduler {
         }
         let found = self.cache.find(tokens, most);
         let need = self.limits.need(n_prompt, max_positions);
-        let first = self.limits.need(n_prompt, n_prompt).full;
-        self.fits(Growing::starting(first, need.full), need.window, found)
+        let first = self.limits.need(n_prompt, n_prompt).full + need.window;
+        self.fits(Growing::starting(first, need.all()), found)
     }
 
     /// Tells of the requests that will be submitted, so that their starts are spread where more wait than have room.
@@ -268,12 +266,12 @@ impl Scheduler {
         // Without the memory for it all start as there is room.
         let ahead = memory::collect(ahead, Purpose::Schedule).unwrap_or_default();
         // The rings of those that decode.
-        let window = ahead.iter().map(|one| self.limits.need(1, one.max_positions).window);
-        let windows = self.limits.window_blocks.checked_div(window.max().unwrap_or(0));
+        let rings = ahead.iter().map(|one| self.limits.need(1, one.max_positions).window);
         let room = Room {
             block_tokens: self.limits.block_tokens,
-            blocks: self.limits.full_blocks,
-            sequences: windows.unwrap_or(usize::MAX).min(self.limits.max_batch),
+            blocks: self.limits.blocks,
+            ring: rings.max().unwrap_or(0),
+            sequences: self.limits.max_batch,
             chunk_tokens: self.limits.chunk_tokens,
         };
         self.pace.make(&ahead, room);
@@ -350,7 +348,7 @@ impl Scheduler {
                 if ends_prompt {
                     let ring = self.limits.need(1, sequence.max_positions()).window;
                     let first = (sequence.planned / self.limits.block_tokens + 1).saturating_sub(ring);
-                    self.window_free += self.cache.window.shorten_ring(&mut sequence.window, first, ring);
+                    self.rings -= self.cache.window.shorten_ring(&mut sequence.window, first, ring);
                 }
             }
         }
@@ -543,7 +541,7 @@ impl Scheduler {
                 *elsewhere -= more
             });
         }
-        self.window_free += sequence.window.len();
+        self.rings -= sequence.window.len();
         if let Some(lost) = self.cache.first_not_computed(&sequence) {
             self.take_back_those_behind(lost, sequence.full[lost]);
             self.cache.forget(&mut sequence, lost);

@@ -136,9 +136,9 @@ impl Sequence {
         self.most_full - self.full.len()
     }
 
-    /// How many blocks of the full layers are free for others when it and all older ones have ended.
+    /// How many blocks are free for others when it and all older ones have ended.
     pub(super) fn frees(&self) -> usize {
-        self.full.len() - self.elsewhere
+        self.full.len() - self.elsewhere + self.window.len()
     }
 
     /// As lending sees it.
@@ -151,12 +151,12 @@ impl Sequence {
         }
     }
 
-    /// As lending sees it when it starts.
-    pub(super) fn starting(&self) -> Growing {
+    /// As lending sees it when it starts with a ring of so many blocks.
+    pub(super) fn starting(&self, ring: usize) -> Growing {
         Growing {
             length: self.had_blocks.saturating_sub(self.first_full),
             certain: self.had_blocks.saturating_sub(self.first_full),
-            ..Growing::starting(self.first_full, self.most_full)
+            ..Growing::starting(self.first_full + ring, self.most_full + ring)
         }
     }
 

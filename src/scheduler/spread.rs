@@ -48,8 +48,10 @@ pub struct Ahead {
 pub(super) struct Room {
     /// Positions in a block.
     pub(super) block_tokens: usize,
-    /// Blocks of the full layers.
+    /// Blocks, for full layers or for windowed ones.
     pub(super) blocks: usize,
+    /// Blocks of a sequence in windowed layers while it decodes.
+    pub(super) ring: usize,
     /// The most sequences at once.
     pub(super) sequences: usize,
     /// The most rows of a prompt in a step.
@@ -70,10 +72,12 @@ impl Room {
     /// The most blocks that it holds in its first `steps` steps.
     fn held(&self, request: Ahead, steps: usize) -> usize {
         let sampled = steps.saturating_sub(self.chunks(request));
-        blocks_for(
-            self.block_tokens,
-            (request.n_prompt + sampled).min(request.max_positions),
-        )
+        self.blocks_of((request.n_prompt + sampled).min(request.max_positions))
+    }
+
+    /// The blocks of a sequence with so many positions.
+    fn blocks_of(&self, positions: usize) -> usize {
+        blocks_for(self.block_tokens, positions) + self.ring
     }
 }
 
@@ -192,7 +196,7 @@ fn rounds_taken(
         let may_begin = |place: usize, running: usize| running < room.sequences && earliest(place) <= round;
         while let Some((_, request)) = next.filter(|(place, _)| may_begin(*place, running.len())) {
             let held = room.held(request, 0);
-            let need = blocks_for(room.block_tokens, request.max_positions);
+            let need = room.blocks_of(request.max_positions);
             let starting = Growing::starting(held, need);
             if !lending.may_start(held, starting) {
                 break;
@@ -231,7 +235,7 @@ fn rounds_taken(
 /// if one could not even run alone. It is made where nothing runs.
 fn timetable(ahead: &[Ahead], room: Room) -> Result<Option<Vec<usize>>> {
     let longest = ahead.iter().map(|&request| room.steps(request)).max();
-    let fits = |request: &Ahead| blocks_for(room.block_tokens, request.max_positions) <= room.blocks;
+    let fits = |request: &Ahead| room.blocks_of(request.max_positions) <= room.blocks;
     let Some(longest) = longest.filter(|_| room.sequences > 0 && ahead.iter().all(fits)) else {
         return Ok(None);
     };
@@ -333,6 +337,7 @@ mod tests {
     const ROOM: Room = Room {
         block_tokens: 64,
         blocks: 304 * 16,
+        ring: 0,
         sequences: 2000,
         chunk_tokens: 512,
     };
@@ -393,13 +398,15 @@ mod tests {
         let (mut all, mut best_of_all) = (0, 0);
         for seed in 0..400 {
             let rng = &mut ChaCha8Rng::seed_from_u64(seed);
+            let ring = rng.random_range(0..3);
             let room = Room {
                 block_tokens: 1,
-                blocks: rng.random_range(4..14),
+                blocks: rng.random_range(4..14) + ring,
+                ring,
                 sequences: rng.random_range(1..6),
                 chunk_tokens: 8,
             };
-            let longest = rng.random_range(1..=room.blocks.min(6));
+            let longest = rng.random_range(1..=(room.blocks - ring).min(6));
             let one = |rng: &mut ChaCha8Rng| {
                 let max_positions = rng.random_range(1..=longest);
                 let n_prompt = rng.random_range(1..=max_positions);

@@ -12,26 +12,26 @@ impl Scheduler {
     pub(super) fn admit(&mut self) {
         while let Some(first) = self.waiting.front() {
             let ring = self.limits.need(first.n_prompt(), first.max_positions()).window;
-            let starting = first.starting();
+            let starting = first.starting(ring);
             let most = self.limits.beginning(first.n_prompt(), first.scores_prompt());
             let found = self.cache.find(&first.tokens, most);
-            if !self.fits(starting, ring, found) {
+            if !self.fits(starting, found) {
                 return;
             }
             let (Some(sequence), Some(slot)) = (self.waiting.pop_front(), self.free_slots.pop()) else {
                 return;
             };
-            self.start(sequence, slot, found);
+            self.start(sequence, ring, slot, found);
         }
     }
 
-    /// Whether a slot is free, such a sequence, of so many blocks of the windowed layers, may have its first blocks
-    /// behind the beginning that was found for it, and it is its time.
-    pub(super) fn fits(&mut self, starting: Growing, ring: usize, found: CachedBeginning) -> bool {
+    /// Whether a slot is free, such a sequence may have its first blocks behind the beginning that was found for it,
+    /// and it is its time.
+    pub(super) fn fits(&mut self, starting: Growing, found: CachedBeginning) -> bool {
         if !self.running.is_empty() && !self.pace.may_start(self.steps, self.limits.turns()) {
             return false;
         }
-        if self.free_slots.is_empty() || ring > self.window_free {
+        if self.free_slots.is_empty() {
             return false;
         }
         if found.held == 0 {
@@ -41,7 +41,7 @@ impl Scheduler {
         self.share(found.held, true);
         self.count_anew();
         let others: usize = self.in_order().map(|(_, sequence)| sequence.elsewhere).sum();
-        let fits = others <= (FULL_TABLES - 1) * self.limits.full_blocks
+        let fits = others <= (FULL_TABLES - 1) * self.limits.blocks
             && !self.lending.is_stuck()
             && self.lending.may_start(starting.held - found.held, starting);
         self.share(found.held, false);
@@ -49,18 +49,18 @@ impl Scheduler {
         fits
     }
 
-    /// Starts a sequence that fits, behind the beginning found for it.
-    fn start(&mut self, mut sequence: Sequence, slot: usize, found: CachedBeginning) {
-        let ring = self.limits.need(sequence.n_prompt(), sequence.max_positions()).window;
-        let starting = sequence.starting();
+    /// Starts a sequence that fits, with a ring of so many blocks, behind the beginning found for it.
+    fn start(&mut self, mut sequence: Sequence, ring: usize, slot: usize, found: CachedBeginning) {
+        let starting = sequence.starting(ring);
         if found.held > 0 {
             self.share(found.held, true);
             self.count_anew();
         }
         self.lending.start(starting.held - found.held, starting);
         self.pace.start(self.steps);
-        self.window_free -= ring;
-        self.cache.start(&mut sequence, starting.held, ring);
+        self.rings += ring;
+        let first = sequence.first_full;
+        self.cache.start(&mut sequence, first, ring);
         if sequence.awaits_beginning {
             self.awaiting += 1;
         } else {

@@ -26,11 +26,11 @@ pub fn chunks(
     token: impl Fn(usize) -> i32,
 ) -> StepPlan {
     let mut plan = StepPlan::default();
-    let blocks = |of: usize, slot: usize| (slot * of..(slot + 1) * of).map(|block| block as u32);
+    let each = full + window;
+    let blocks = |slot: usize| (slot * each..(slot + 1) * each).map(|block| block as u32);
     for (slot, &rows) in rows.iter().enumerate() {
         let (start, first_row) = (plan.tables.len(), plan.tokens.len());
-        plan.tables.extend(blocks(full, slot));
-        plan.tables.extend(blocks(window, slot));
+        plan.tables.extend(blocks(slot));
         plan.chunks.push(Chunk {
             slot,
             first_row,
@@ -95,16 +95,11 @@ impl Sequences {
         let full: Vec<usize> = lengths.iter().map(|n| n.div_ceil(block_tokens)).collect();
         let blocks = KvBlocks {
             tokens: block_tokens,
-            full: full.iter().sum(),
-            window: ring * lengths.len(),
+            count: full.iter().sum::<usize>() + ring * lengths.len(),
         };
-        let mut deal = |n: usize| {
-            let mut all: Vec<u32> = (0..n as u32).collect();
-            all.shuffle(rng);
-            all
-        };
-        let (mut full_blocks, mut window_blocks) = (deal(blocks.full), deal(blocks.window));
-        let table = |n| [full_blocks.drain(..n).collect(), window_blocks.drain(..ring).collect()];
+        let mut all: Vec<u32> = (0..blocks.count as u32).collect();
+        all.shuffle(rng);
+        let table = |n| [all.drain(..n).collect(), all.drain(..ring).collect()];
         Self {
             tables: full.into_iter().map(table).collect(),
             lengths: lengths.to_vec(),

@@ -89,11 +89,7 @@ mod checks {
         let mut kv = KvCache::new(config, sequences.blocks, E::BYTES).unwrap();
         let nan = vec![f32::NAN; config.head_dim];
         for layer in 0..config.n_layers {
-            let blocks = match config.window(layer) {
-                Some(_) => sequences.blocks.window,
-                None => sequences.blocks.full,
-            };
-            for block in 0..blocks {
+            for block in 0..sequences.blocks.count {
                 for (head, slot) in (0..config.n_kv_heads).flat_map(|h| (0..BLOCK_TOKENS).map(move |s| (h, s))) {
                     // SAFETY: any machine has the portable instruction set.
                     unsafe { kv.store::<Portable, E>(layer, block, head, slot, &nan, &nan) };

@@ -66,8 +66,8 @@ pub struct Control {
     pub start: Option<Arc<Barrier>>,
     /// Where a replica meets the test in its first step, and again before it goes on.
     pub hold: Option<Barrier>,
-    /// Blocks of the full layers' KV cache by replica, where they are not as many as usual.
-    pub full_blocks: BTreeMap<usize, usize>,
+    /// Blocks of the KV cache by replica, where they are not as many as usual.
+    pub blocks: BTreeMap<usize, usize>,
     /// The most sequences that each replica had in one step.
     pub widest: Mutex<BTreeMap<usize, usize>>,
     /// Lines of tensors that are said to hold values that are not finite.
@@ -306,12 +306,11 @@ impl Replica for FakeReplica {
     fn kv_blocks(&self) -> KvBlocks {
         KvBlocks {
             tokens: 16,
-            full: self
+            count: self
                 .index
-                .and_then(|i| self.control.full_blocks.get(&i))
+                .and_then(|i| self.control.blocks.get(&i))
                 .copied()
-                .unwrap_or(64),
-            window: 64,
+                .unwrap_or(64 + 2),
         }
     }
 

@@ -132,7 +132,7 @@ pub fn walk(context: Arc<Context>, checkpoint: &dyn Checkpoint, precision: Preci
     assert_eq!(bounds.numbers.elements, elements, "{name}");
     let room = replica.kv_blocks();
     let mut sequences = Sequences::new(&mut rng, config, room.tokens, &LENGTHS, MAX_ROWS);
-    assert!(sequences.blocks.full <= room.full && sequences.blocks.window <= room.window);
+    assert!(sequences.blocks.count <= room.count);
     let mut walk = Walk::new(replica, checkpoint, bounds, LENGTHS.len());
     walk.leave_stale_keys();
     for (step, &(work, decoding)) in STEPS.iter().enumerate() {

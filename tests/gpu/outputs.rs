@@ -48,7 +48,7 @@ fn replica_on(drivers: Vec<SharedDriver>, vocab_size: usize, profile: bool) -> B
 
 /// A step in which all sequences decode at the same position.
 fn plan(replica: &dyn Replica, position: usize, rows: usize) -> StepPlan {
-    let window = replica.kv_blocks().window / ROWS;
+    let window = replica.kv_blocks().count / ROWS - 1;
     decoding(rows, position, [1, window], |row| (17 * row + 5 * position) as i32)
 }
 

@@ -20,7 +20,7 @@ use getp::batch::{Greedy, StepPlan, Want};
 use getp::checkpoint::{Checkpoint, TensorId};
 use getp::config::ModelConfig;
 use getp::error::Result;
-use getp::kv_blocks::KvBlocks;
+use getp::kv_blocks::BlockCounts;
 use getp::model::{Activations, Head, LayerWeights, Scratch, forward_layer};
 use getp::ops::Ops;
 use getp::options::{Options, Precision};
@@ -266,7 +266,7 @@ impl Run<'_> {
             ..
         } = self.subject;
         let (tokens, chunk) = (self.replica.kv_blocks().tokens, self.replica.chunk_tokens());
-        let blocks = KvBlocks::of_sequence(config, tokens, chunk, config.seq_len);
+        let blocks = BlockCounts::of_sequence(config, tokens, chunk, config.seq_len);
         let blocks = [blocks.full, blocks.window];
         let token = |row| (row % config.vocab_size) as i32;
         if self.subject.ladder != Ladder::AttentionPrefill {

@@ -144,7 +144,7 @@ impl GpuReplica {
         if !self.stages.iter().any(Stage::has_one_launch) {
             return Ok(());
         }
-        let plan = step_of_one(self.kv_blocks());
+        let plan = step_of_one(self.kv_blocks(), self.common.config.sliding_window > 0);
         let apart = self.try_steps(&plan, false)?;
         let at_once = match self.try_steps(&plan, true) {
             Ok(at_once) if at_once.found == apart.found => at_once.times,
@@ -361,10 +361,12 @@ struct Tried {
     found: Vec<(u32, u32)>,
 }
 
-/// A step of one decoding row, with some keys before it, all in the first block.
-fn step_of_one(blocks: KvBlocks) -> StepPlan {
+/// A step of one decoding row, with some keys before it, all in the first block, and where layers have a window in the
+/// second one. There are two if layers are of both kinds.
+fn step_of_one(blocks: KvBlocks, has_windows: bool) -> StepPlan {
     let position = blocks.tokens / 2;
-    let windowed = blocks.window.min(1);
+    let windowed = usize::from(has_windows);
+    let tables = [0, 1.min(blocks.count as u32 - 1)];
     let row = LogitsRow {
         row: 0,
         slot: 0,
@@ -386,19 +388,14 @@ fn step_of_one(blocks: KvBlocks) -> StepPlan {
             window: 1..1 + windowed,
         }],
         decode_chunks: 1,
-        tables: vec![0; 1 + windowed],
+        tables: tables[..=windowed].to_vec(),
         logits: vec![row],
         drawable: None,
     }
 }
 
-/// The smaller number of blocks of each kind.
 fn fewer(a: KvBlocks, b: KvBlocks) -> KvBlocks {
-    KvBlocks {
-        full: a.full.min(b.full),
-        window: a.window.min(b.window),
-        ..a
-    }
+    if b.count < a.count { b } else { a }
 }
 
 /// An event a step under way, on the last stage.

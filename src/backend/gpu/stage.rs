@@ -22,7 +22,7 @@ use super::weights::{GpuWeights, Matrix};
 use crate::batch::{StepPlan, Want};
 use crate::config::ModelConfig;
 use crate::error::Result;
-use crate::kv_blocks::{KvBlocks, block_bytes};
+use crate::kv_blocks::{BlockCounts, KvBlocks, block_bytes};
 use crate::model::{Activations, Scratch, forward};
 use crate::options::{Options, Precision, StepLimits};
 use crate::profile::{Profile, Roofline};
@@ -186,8 +186,13 @@ impl Common {
     }
 
     /// Blocks that a sequence of so many positions takes.
-    pub fn kv_blocks_of(&self, positions: usize) -> KvBlocks {
-        KvBlocks::of_sequence(&self.config, KV_PAGE, self.chunk_tokens, positions)
+    pub fn kv_blocks_of(&self, positions: usize) -> BlockCounts {
+        BlockCounts::of_sequence(&self.config, KV_PAGE, self.chunk_tokens, positions)
+    }
+
+    /// Keys to which all rows of a step attend, at most, in full layers of so many blocks and in windows.
+    pub fn keys_of(&self, blocks: usize) -> usize {
+        FULL_TABLES * blocks * KV_PAGE + self.logits_rows * self.config.sliding_window
     }
 
     /// Device memory of whole rows of logits.
@@ -195,8 +200,8 @@ impl Common {
         (self.depth * self.logits_rows * self.config.vocab_size * 4) as u64
     }
 
-    /// As many blocks of `[full, windowed]` bytes as there is memory and use for.
-    pub fn kv_blocks(&self, options: &Options, block_bytes: [usize; 2], bytes: usize) -> KvBlocks {
+    /// As many blocks of so many bytes as there is memory and use for.
+    pub fn kv_blocks(&self, options: &Options, block_bytes: usize, bytes: usize) -> KvBlocks {
         let longest = options.longest_sequence(&self.config);
         let (config, chunk_tokens) = (&self.config, self.chunk_tokens);
         KvBlocks::within(
@@ -383,8 +388,8 @@ impl Common {
             rows: self.rows,
             sequences: self.sequences,
             logits_rows: self.logits_rows,
-            pages: FULL_TABLES * blocks.full + blocks.window,
-            positions: MAX_POSITIONS.min((blocks.full * KV_PAGE).max(self.config.seq_len)),
+            pages: FULL_TABLES * blocks.count,
+            positions: MAX_POSITIONS.min((blocks.count * KV_PAGE).max(self.config.seq_len)),
             vocab: self.config.vocab_size,
         }
     }
@@ -393,7 +398,7 @@ impl Common {
     pub fn attention(&self, context: &Context, most: KvBlocks) -> AttentionShape {
         let Context { target, .. } = context;
         let Self { config, numbers, .. } = self;
-        let keys = FULL_TABLES * most.full * KV_PAGE + self.logits_rows * config.sliding_window;
+        let keys = self.keys_of(most.count);
         let items_at_once = target.attention_items_at_once();
         AttentionShape {
             kv_heads: config.n_kv_heads,

@@ -12,7 +12,6 @@ use crate::backend::gpu::target::Target;
 use crate::config::ModelConfig;
 use crate::kv_blocks::block_bytes;
 use crate::options::Options;
-use crate::scheduler::FULL_TABLES;
 use crate::tensors::{Field, Holds, TensorId};
 use crate::weights::{RowMajor, WeightFormat};
 use std::ops::Range;
@@ -148,12 +147,13 @@ impl Demand<'_> {
             config: c,
             numbers,
             rows,
-            logits_rows,
             ..
         } = self.common;
         let (rows, terms, slots) = (*rows, numbers.terms, slots(c, *rows));
         let tiled = |rows: usize, width: usize| 2 * terms * (rows + SLACK_ROWS) * width.next_multiple_of(64);
-        let keys = FULL_TABLES * c.seq_len * sequences + c.sliding_window * logits_rows;
+        let keys = self
+            .common
+            .keys_of(sequences * self.common.kv_blocks_of(c.seq_len).all());
         let partials = max_partials(keys, c.n_kv_heads, self.target.attention_items_at_once());
         let hops = usize::from(layers.start > 0) + usize::from(!self.is_last(layers));
         let bytes = 4 * rows * c.hidden_dim * (2 + hops)
@@ -177,9 +177,8 @@ impl Demand<'_> {
             return (options.kv_mb as u64) << 20;
         }
         let (config, numbers) = (&self.common.config, &self.common.numbers);
-        let [full, window] = block_bytes(config, layers, page_bytes(config, numbers.kv, self.target));
-        let one = self.common.kv_blocks_of(config.seq_len);
-        (sequences * (one.full * full + one.window * window)) as u64
+        let block_bytes = block_bytes(config, layers, page_bytes(config, numbers.kv, self.target));
+        (sequences * self.common.kv_blocks_of(config.seq_len).all() * block_bytes) as u64
     }
 
     /// Seconds that a stage takes, compared with other ranges of layers, in steps of as many rows as there may be.

@@ -222,11 +222,8 @@ impl GpuOps {
 
     /// A layer's keys and values.
     pub fn pages(&self, kv: &KvCache, layer: usize) -> Result<Pages> {
-        let blocks = kv.blocks();
-        let windowed = self.args.config.is_windowed(layer);
-        let pages = if windowed { blocks.window } else { blocks.full };
         Ok(Pages {
-            bytes: self.bytes(kv.layer(layer), pages * kv.page_bytes())?,
+            bytes: self.bytes(kv.layer(layer), kv.blocks().count * kv.page_bytes())?,
             page_bytes: kv.page_bytes(),
             head_bytes: kv.head_bytes(),
             head_dim: self.args.config.head_dim,
