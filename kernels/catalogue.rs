@@ -419,7 +419,7 @@ pub enum Workers {
     Alone,
     /// Two warps together, in windowed layers.
     Pair,
-    /// All warps of a block together.
+    /// Four warps together.
     Team,
 }
 

@@ -7,11 +7,11 @@
 //         `pair`. A tile a warp, and behind them two partial sums a warp.
 #include "../mma/attention_decode.h"
 
-template <int STAGES, int WARPS> struct Ring {
-  enum : int { ALL_BYTES = WARPS * STAGES * TILE_BYTES };
+template <int TILES, int WARPS> struct Ring {
+  enum : int { stages = TILES / WARPS, ALL_BYTES = TILES * TILE_BYTES };
   u32 base;
 
-  DEV Ring(int warp) : base(shared_address(DYNAMIC_SHARED) + warp * STAGES * TILE_BYTES) {}
+  DEV Ring(Tiles own) : base(shared_address(DYNAMIC_SHARED) + own.first * TILE_BYTES) {}
   // Each stage's copies are a group, also where there are none: wait() counts them.
   DEV void copy_nothing() const { commit_copies(); }
   DEV void copy(const AttentionArgs& a, const Job& job, int page, int number, int stage) const {
@@ -27,22 +27,22 @@ template <int STAGES, int WARPS> struct Ring {
     commit_copies();
   }
   DEV void wait(int, u32) const {
-    wait_copies<STAGES - 1>();
+    wait_copies<stages - 1>();
     __syncwarp();
   }
 };
 
 // SIZE: TEAM, PAIR or MANY.
-#define ATTENTION_DECODE(name, format, SIZE, TOGETHER)                                             \
+#define ATTENTION_DECODE(name, format, SIZE, TEAM)                                                 \
   KERNEL(name, AttentionArgs, ATTENTION_DECODE_##SIZE##_THREADS, 2, 1) {                           \
     constexpr int WARPS = ATTENTION_DECODE_##SIZE##_THREADS / WAVE, SUMS = 2 * PARTIAL_FLOATS * 4; \
-    constexpr int STAGES = (ATTENTION_DECODE_##SIZE##_SHARED_BYTES / WARPS - SUMS) / TILE_BYTES;   \
-    attend<Config<format, STAGES, WARPS, TOGETHER, Ring>>(a);                                      \
+    constexpr int TILES = (ATTENTION_DECODE_##SIZE##_SHARED_BYTES - WARPS * SUMS) / TILE_BYTES;    \
+    attend<Config<format, TILES, WARPS, TEAM, Ring>>(a);                                           \
   }
 
-ATTENTION_DECODE(attention_decode_f16_team, FORMAT_F16, TEAM, true)
-ATTENTION_DECODE(attention_decode_f16_pair, FORMAT_F16, PAIR, true)
-ATTENTION_DECODE(attention_decode_f16_many, FORMAT_F16, MANY, false)
-ATTENTION_DECODE(attention_decode_bf16_team, FORMAT_BF16, TEAM, true)
-ATTENTION_DECODE(attention_decode_bf16_pair, FORMAT_BF16, PAIR, true)
-ATTENTION_DECODE(attention_decode_bf16_many, FORMAT_BF16, MANY, false)
+ATTENTION_DECODE(attention_decode_f16_team, FORMAT_F16, TEAM, 4)
+ATTENTION_DECODE(attention_decode_f16_pair, FORMAT_F16, PAIR, 2)
+ATTENTION_DECODE(attention_decode_f16_many, FORMAT_F16, MANY, 1)
+ATTENTION_DECODE(attention_decode_bf16_team, FORMAT_BF16, TEAM, 4)
+ATTENTION_DECODE(attention_decode_bf16_pair, FORMAT_BF16, PAIR, 2)
+ATTENTION_DECODE(attention_decode_bf16_many, FORMAT_BF16, MANY, 1)

@@ -61,10 +61,6 @@ enum : int {
   DENSE_BARRIER,                                           // the dense ones tell the row's that they have multiplied
   TEAM_BARRIER,                                            // a job's warps meet
 };
-DEV void meet(int id, int threads) {
-  __syncwarp();                                            // lanes may have polled for different times
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 DEV void tell(int id, int threads) {
   __syncwarp();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

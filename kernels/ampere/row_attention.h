@@ -71,13 +71,6 @@ struct Team {
   }
 
   static DEV void meet() { ::meet(TEAM_BARRIER, TEAM_WARPS * WAVE); }
-  static DEV bool any(bool b) {
-    int any;
-    asm volatile("{ .reg .pred p, q; setp.ne.s32 p, %1, 0;\n"
-                 "barrier.cta.red.or.pred q, %2, %3, p; selp.s32 %0, 1, 0, q; }"
-                 : "=r"(any) : "r"((int)b), "n"((int)TEAM_BARRIER), "n"(TEAM_WARPS * WAVE) : "memory");
-    return any;
-  }
 
   // The query, as load_query() has it. Together with it come the newest key and value, if the warp needs them: 16 lanes
   // put a piece each into s.newest.
@@ -139,7 +132,7 @@ struct Team {
     if (job.row_items > 1) {
       store_part(a, job, tree.total, block);
       meet();                                              // all warps have stored
-      if (!any(warp == 0 && arrive_last(a, job))) return;
+      if (!meet_any(TEAM_BARRIER, TEAM_WARPS * WAVE, warp == 0 && arrive_last(a, job))) return;
       fold_partials(a, job, tree, block);
     }
     store_row<FORMAT_F16>(a, job, tree.total, sinks, block);

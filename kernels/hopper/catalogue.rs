@@ -88,12 +88,12 @@ const WRITTEN: [Kernel; 23] = [
     norm_route_cluster::<8, 16>("hopper/norm_route_cluster8.hip", "cluster8"),
     team(F16),
     pair(F16),
-    decode(F16, "few", 6, 2),
-    decode(F16, "many", 8, 1),
+    decode(F16, "few", 6, 12),
+    decode(F16, "many", 8, 8),
     team(Bf16),
     pair(Bf16),
-    decode(Bf16, "few", 6, 2),
-    decode(Bf16, "many", 8, 1),
+    decode(Bf16, "few", 6, 12),
+    decode(Bf16, "many", 8, 8),
     shared_keys(F16),
     shared_keys(Bf16),
     prefill(F16),
@@ -160,25 +160,25 @@ const fn norm_route_cluster<const BLOCKS: usize, const WAVES: usize>(
         )
 }
 
-/// Persistent blocks of warps, each with a ring buffer of `stages` cache tiles and their mbarriers, and two partial
-/// sums. Where warps work alone: two stages with few rows, one with many, as more warps fit then.
-const fn decode(elements: Elements, variant: &'static str, warps: usize, stages: usize) -> Kernel {
+/// Persistent blocks of warps, with cache tiles and their mbarriers for the warps' ring buffers, and two partial sums a
+/// warp. Where warps work alone: two tiles a warp with few rows, one with many, as more warps fit then.
+const fn decode(elements: Elements, variant: &'static str, warps: usize, tiles: usize) -> Kernel {
     Kernel::written(Op::AttentionDecode, "hopper/attention_decode.hip", warps * WARP)
         .elements(elements)
         .variant(variant)
-        .shared_bytes(warps * (stages * (CACHE_TILE_BYTES + BARRIER_BYTES) + 2 * PARTIAL_BYTES))
+        .shared_bytes(tiles * (CACHE_TILE_BYTES + BARRIER_BYTES) + warps * 2 * PARTIAL_BYTES)
         .limits(MATRIX_HEADS)
 }
 
-/// Persistent blocks whose warps share a job's units, with their sums of two rounds. Of blocks of four warps, one on a
-/// multiprocessor, three stages fit; of those of two warps, three on it, two.
+/// Persistent blocks whose warps share a job's units, with their sums of two rounds: a multiprocessor has one of two
+/// teams of four warps, with all the tiles that fit, or three of two warps.
 const fn team(elements: Elements) -> Kernel {
-    decode(elements, "team", 4, 3)
+    decode(elements, "team", 8, 12)
         .most_rows(TEAM_ROWS)
         .workers(Workers::Team)
 }
 const fn pair(elements: Elements) -> Kernel {
-    decode(elements, "pair", 2, 2)
+    decode(elements, "pair", 2, 4)
         .most_rows(PAIR_ROWS)
         .workers(Workers::Pair)
 }
@@ -452,7 +452,7 @@ const fn tokens_first(ops: Ops, tokens: usize, variant: &'static str, units: usi
 const fn from(least_rows: usize, tile: Tile) -> Tile {
     Tile { least_rows, ..tile }
 }
-/// A tile with so few blocks that it leaves multiprocessors to the kernels beside it. Where attention's teams have a
+/// A tile with so few blocks that it leaves multiprocessors to the kernels beside it. Where attention's blocks have a
 /// job each, these hold some multiprocessors until they end, and blocks there would end last; the router starts early
 /// where there is no block.
 const fn fewest_blocks(tile: Tile) -> Tile {

@@ -4,8 +4,8 @@
 //
 // Work    The host lists work items (AttentionItem in args.h), longest first: a row and a run of its units of 128 keys.
 //         An item times a kv head is one job. The kernel is persistent: warp w of block b takes job w * GRID + b and
-//         every (GRID * WARPS)-th one after it. A warp works alone, with its own ring buffer of STAGES tiles, whose
-//         copies run ahead across jobs. Warps of a block never wait for each other.
+//         every (GRID * WARPS)-th one after it. A warp works alone, with its own ring buffer of tiles, whose copies
+//         run ahead across jobs. Warps of a block never wait for each other.
 // MMA     mma.sync m16n8k16 with 16 keys on M and the group's 8 heads on N, so nothing is padding: S = K q, then O =
 //         V^T P. K lies in memory as the first product's A operand; a transposing ldmatrix makes V^T the second's; S
 //         becomes P, the second's B operand, by a transposition in registers (movmatrix).
@@ -13,14 +13,15 @@
 //         same arithmetic wherever it happens. If one item has the whole row, a warp or team folds all. Otherwise each
 //         item stores the sum of its unit, group or span in `partials`, and the row's last item to finish folds them,
 //         one after the other: a row of 131,072 keys has 64. So a row's bits depend on its own keys alone.
-// Team    With the fewest rows latency is the limit, and there are fewer jobs than warps. A block then takes a job,
-//         whose units its warps share out; each brings its units' sums to shared memory, and all fold them, each warp
-//         its part of the dims. A row's partial sums come to shared memory, too: as many at once as a warp's ring
-//         buffer has room for, if the row's last block has no other job, or else a few. `team` has four warps; `pair`
-//         has two, as many as there are units in most windows, and more blocks fit on a multiprocessor.
+// Team    With the fewest rows latency is the limit, and there are fewer jobs than warps. TEAM warps then take a job
+//         together and share its units out; each brings its units' sums to shared memory, and all fold them, each
+//         warp its part of the dims. A row's partial sums come to shared memory, too: as many at once as a warp's ring
+//         buffer has room for, if the row's last team has no other job, or else a few. `team` has teams of four warps;
+//         `pair` has two warps, as many as there are units in most windows, and more blocks fit on a multiprocessor.
+//         A block may have several teams: one computes while another waits for a job's sums to be stored and folded.
 // Early   Of a row's pages this step writes only the last one. The copies of the others do not wait for the
 //         predecessor.
-// Kernels  Each has a ring buffer (Config::Ring) and numbers of warps and stages of its own: see the families'
+// Kernels  Each has a ring buffer (Config::Ring) and numbers of warps and tiles of its own: see the families'
 //         attention_decode.hip.
 #pragma once
 #include "../attention_tree.h"
@@ -30,12 +31,20 @@
 #include "registers.h"
 #include "warp.h"
 
-// Ring: a warp's ring buffer, the family's own.
-template <int FORMAT_, int STAGES_, int WARPS_, bool TEAM_, template <int, int> class Ring_> struct Config {
-  using Ring = Ring_<STAGES_, WARPS_>;
-  static constexpr int FORMAT = FORMAT_, STAGES = STAGES_, WARPS = WARPS_;
-  static constexpr bool TEAM = TEAM_;
+// A block has WARPS warps, and TILES tiles for their ring buffers; TEAM warps take a job together. Ring: a warp's ring
+// buffer, the family's own.
+template <int FORMAT_, int TILES_, int WARPS_, int TEAM_, template <int, int> class Ring_> struct Config {
+  using Ring = Ring_<TILES_, WARPS_>;
+  static constexpr int FORMAT = FORMAT_, TILES = TILES_, WARPS = WARPS_, TEAM = TEAM_, TEAMS = WARPS / TEAM;
+  static constexpr bool TOGETHER = TEAM > 1;
+  static_assert(WARPS % TEAM == 0 && TILES >= WARPS, "whole teams, and a tile for each warp");
 };
+// The number of a warp's team, and the warp's own in it.
+template <class C> DEV int team_of() { return C::TEAMS > 1 ? TID / (C::TEAM * WAVE) : 0; }
+template <class C> DEV int warp_of() { return TID / WAVE - team_of<C>() * C::TEAM; }
+
+// What a warp's ring buffer has of the block's tiles: `stages`, from tile `first` on.
+struct Tiles { int first, stages; };
 
 enum : int {
   BLOCKS = KV_PAGE / 16,                 // blocks of 16 keys in a tile, and of 16 dims in a row
@@ -95,11 +104,12 @@ DEV const u8* tile_of(const AttentionArgs& a, const Job& job, int number) {
 // The first of a job's pages that a warp takes, and the next one after a page. They may be beyond the job's.
 template <class C> DEV int first_page(const Job& job) {
   const int page = job.first / KV_PAGE;
-  return C::TEAM && TID / WAVE > 0 ? (job.first / ATTENTION_UNIT + TID / WAVE) * UNIT_PAGES : page;
+  const int warp = warp_of<C>();
+  return warp > 0 ? (job.first / ATTENTION_UNIT + warp) * UNIT_PAGES : page;
 }
 template <class C> DEV int page_after(int page) {
   page++;
-  return C::TEAM && page % UNIT_PAGES == 0 ? page + (C::WARPS - 1) * UNIT_PAGES : page;
+  return page % UNIT_PAGES == 0 ? page + (C::TEAM - 1) * UNIT_PAGES : page;
 }
 
 template <class C> struct Copies {
@@ -354,7 +364,7 @@ template <class C> struct Reader {
     read_tile<C::FORMAT>(tile, copies.ring.base + stage * TILE_BYTES, at, q);
     __syncwarp();
     copies.start(stage);                                         // the tile is in registers: its stage is free
-    if (++stage == C::STAGES) stage = 0, parity ^= 1;
+    if (++stage == copies.ring.stages) stage = 0, parity ^= 1;
     const int first = job.first - page * KV_PAGE, last = job.last - page * KV_PAGE;
     if (first > 0 || last < KV_PAGE - 1) mask_tile(tile, first, last);
     add_tile<C::FORMAT>(unit, tile);
@@ -403,18 +413,19 @@ DEV void attend_alone(const AttentionArgs& a, const Job& job, const Query& q, Re
   store_row<C::FORMAT>(a, job, sum, load_sinks(a, job), 0);
 }
 
-// A job of all warps of a block. Its units come in rounds of one a warp, whose sums go through shared memory: `sums`
-// has room for two rounds of each warp, and `round` is the one to be used next. `more`: whether the block has another
-// job, whose tiles are on their way into the ring buffers.
+// A job of a team. Its units come in rounds of one a warp, whose sums go through shared memory: `sums` has room for two
+// rounds of each of its warps, and `round` is the one to be used next. `more`: whether the team has another job, whose
+// tiles are on their way into the ring buffers.
 template <class C>
 DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader, float* sums,
                          int& round, bool more) {
-  constexpr int COUNT = BLOCKS / C::WARPS;                       // blocks of 16 dims that a warp folds
-  const int warp = TID / WAVE, block = warp * COUNT, last = job.last / ATTENTION_UNIT;
+  constexpr int COUNT = BLOCKS / C::TEAM, THREADS = C::TEAM * WAVE;  // COUNT blocks of 16 dims a warp folds
+  const int team = team_of<C>(), warp = warp_of<C>();
+  const int block = warp * COUNT, last = job.last / ATTENTION_UNIT;
   const float2 sinks = load_sinks(a, job);
   Tree<Sums<COUNT>> tree;
   tree.first = job.first / ATTENTION_UNIT;
-  for (int base = tree.first; base <= last; base += C::WARPS, round ^= 1) {
+  for (int base = tree.first; base <= last; base += C::TEAM, round ^= 1) {
     const auto sum_of = [&](int warp) { return sums + (2 * warp + round) * PARTIAL_FLOATS; };
     const int mine = base + warp;
     if (mine <= last) {
@@ -425,14 +436,14 @@ DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q,
       sum_lanes(u);
       store_partial<false>(sum_of(warp), u, 0);
     }
-    barrier();
-    if (C::WARPS == ATTENTION_GROUP && base % ATTENTION_GROUP == 0 && base + ATTENTION_GROUP - 1 <= last) {
+    meet(team, THREADS);
+    if (C::TEAM == ATTENTION_GROUP && base % ATTENTION_GROUP == 0 && base + ATTENTION_GROUP - 1 <= last) {
       Sums<COUNT> u[ATTENTION_GROUP];
       UNROLL for (int i = 0; i < ATTENTION_GROUP; i++) load_partial<false>(u[i], sum_of(i), block);
       const int unit = base + ATTENTION_GROUP - 1;
       tree.add_four(u, unit, 1, unit == last);
     } else {
-      for (int unit = base; unit < base + C::WARPS && unit <= last; unit++) {
+      for (int unit = base; unit < base + C::TEAM && unit <= last; unit++) {
         Sums<COUNT> u;
         load_partial<false>(u, sum_of(unit - base), block);
         tree.add(u, unit, 1, unit == last);
@@ -441,37 +452,53 @@ DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q,
   }
   if (job.row_items > 1) {
     store_part(a, job, tree.total, block);
-    barrier();                                                   // all warps have stored
-    if (!__syncthreads_or(warp == 0 && arrive_last(a, job))) return;
-    // Room of the warp's own: for its two sums, or its ring buffer, which begins there in each family. Rounds of a
-    // multiple of four leave the four groups of a span together.
-    float* room = more ? sums + 2 * warp * PARTIAL_FLOATS : (float*)(DYNAMIC_SHARED + warp * C::STAGES * TILE_BYTES);
-    const int most = (more ? 2 * PARTIAL_FLOATS : C::STAGES * TILE_BYTES / 4) / STAGED_FLOATS<COUNT>;
+    meet(team, THREADS);                                         // all its warps have stored
+    if (!meet_any(team, THREADS, warp == 0 && arrive_last(a, job))) return;
+    // Room of the warp's own: for its two sums, or its ring buffer. Rounds of a multiple of four leave the four groups
+    // of a span together.
+    const typename C::Ring& ring = reader.copies.ring;
+    float* room = more ? sums + 2 * warp * PARTIAL_FLOATS
+                       : (float*)(DYNAMIC_SHARED + (ring.base - shared_address(DYNAMIC_SHARED)));
+    const int most = (more ? 2 * PARTIAL_FLOATS : ring.stages * TILE_BYTES / 4) / STAGED_FLOATS<COUNT>;
     fold_staged(a, job, tree, block, room, most < 4 ? most : most / 4 * 4);
   }
   store_row<C::FORMAT>(a, job, tree.total, sinks, block);
 }
 
-template <class C> DEV void attend(const AttentionArgs& a) {
+// How a block's tiles are shared out, for so many jobs of all blocks. The first of two teams has all of them where the
+// block has no more than one job. Tiles that are left over go to the first warps, as long as teams have two jobs at
+// most: a team with more tiles is faster, and of many jobs it would end long before the other.
+template <class C> DEV Tiles share_of(int jobs) {
   const int warp = TID / WAVE;
-  const typename C::Ring ring(warp);
+  if (C::TEAMS > 1 && C::TOGETHER && jobs <= GRID + BID) {
+    constexpr int ALL = C::TILES / C::TEAM;
+    return {ALL * warp, warp < C::TEAM ? ALL : 0};
+  }
+  constexpr int EACH = C::TILES / C::WARPS, LEFT = C::TILES % C::WARPS;
+  const int more = LEFT > 0 && jobs <= 2 * C::TEAMS * GRID ? LEFT : 0;
+  return {EACH * warp + min(warp, more), EACH + (warp < more)};
+}
+
+template <class C> DEV void attend(const AttentionArgs& a) {
+  const int team = team_of<C>();
   let_successor_start();
   const int items = load_fresh(a.windowed ? &a.step.header->window_items : &a.step.header->full_items);
-  const int jobs = items * a.kv_heads, stride = C::TEAM ? GRID : GRID * C::WARPS;
-  Job job = load_job(a, C::TEAM ? BID : warp * GRID + BID, jobs), next = load_job(a, job.index + stride, jobs);
+  const int jobs = items * a.kv_heads, stride = GRID * C::TEAMS;
+  const typename C::Ring ring(share_of<C>(jobs));
+  Job job = load_job(a, team * GRID + BID, jobs), next = load_job(a, job.index + stride, jobs);
   Copies<C> copies = {a, ring, jobs, stride, job, next, first_page<C>(job)};
   copies.advance();
   int started = 0;
-  while (started < C::STAGES && copies.old()) copies.start(started++);
+  while (started < ring.stages && copies.old()) copies.start(started++);
   after_predecessor();                                           // the plan was there before, see early.h
-  while (started < C::STAGES) copies.start(started++);
+  while (started < ring.stages) copies.start(started++);
   Query q = load_query(a, job), next_q = load_query(a, next);
   Reader<C> reader = {copies};
   int round = 0;
   while (job.any) {
-    float* sums = (float*)(DYNAMIC_SHARED + C::Ring::ALL_BYTES);
-    if constexpr (C::TEAM) attend_together<C>(a, job, q, reader, sums, round, next.any);
-    else attend_alone<C>(a, job, q, reader, sums + warp * 2 * PARTIAL_FLOATS);
+    float* sums = (float*)(DYNAMIC_SHARED + C::Ring::ALL_BYTES) + team * C::TEAM * 2 * PARTIAL_FLOATS;
+    if constexpr (C::TOGETHER) attend_together<C>(a, job, q, reader, sums, round, next.any);
+    else attend_alone<C>(a, job, q, reader, sums);
     job = next, next = load_job(a, job.index + stride, jobs);
     q = next_q, next_q = load_query(a, next);
   }

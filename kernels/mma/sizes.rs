@@ -6,7 +6,7 @@ pub const WARP: usize = 32;
 pub const CACHE_TILE_BYTES: usize = 2 * 64 * 64 * 2;
 /// A partial sum of decode attention.
 pub const PARTIAL_BYTES: usize = 8 * (64 + 2) * 4;
-/// Rows up to which decode attention has a job done by a block of four warps.
+/// Rows up to which decode attention has a job done by a team of four warps.
 pub const TEAM_ROWS: usize = 8;
-/// Rows up to which it has one done by a block of two, in windowed layers.
+/// Rows up to which it has one done by two warps, in windowed layers.
 pub const PAIR_ROWS: usize = 64;

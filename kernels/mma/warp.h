@@ -3,6 +3,21 @@
 #pragma once
 #include "../gpu/gpu.h"
 
+// `threads` threads, of whole warps, meet at barrier `id`, of a block's 16; barrier() is the one with number 0.
+DEV void meet(int id, int threads) {
+  __syncwarp();                                            // lanes may have polled for different times
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// The same; whether one of them says so.
+DEV bool meet_any(int id, int threads, bool says) {
+  int any;
+  __syncwarp();
+  asm volatile("{ .reg .pred p, q; setp.ne.s32 p, %1, 0;\n"
+               "bar.red.or.pred q, %2, %3, p; selp.s32 %0, 1, 0, q; }"
+               : "=r"(any) : "r"((int)says), "r"(id), "r"(threads) : "memory");
+  return any;
+}
+
 // D[16 x 8] += A[16 x 16] B[16 x 8], all in registers. With lane 4 g + q:
 //   A  registers 0, 1: rows g and g + 8, k 2q and 2q + 1; 2, 3: the same at k + 8: a warp's part of wgmma's A
 //   B  column g, k 2q and 2q + 1; k + 8

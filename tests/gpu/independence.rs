@@ -229,8 +229,8 @@ fn many_rows_at_once() {
 }
 
 /// Rows that have more keys than a span of decode attention's units, and windows that lie in two spans, by each of its
-/// kernels. These cut rows in other ways, the more rows there are the fewer. Of few such rows a block has several jobs,
-/// and folds a row's partial sums before the last one.
+/// kernels. These cut rows in other ways, the more rows there are the fewer. Of few such rows warps have several jobs,
+/// and fold a row's partial sums before the last one.
 #[test]
 #[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
 fn rows_longer_than_a_span() {
@@ -242,6 +242,13 @@ fn rows_longer_than_a_span() {
 #[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
 fn rows_of_several_spans() {
     check_longer([8200, 8195, 8210, 8199], &[4, 40]);
+}
+
+/// Of one such row the warps that take jobs together have two jobs at most, of four of them three.
+#[test]
+#[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
+fn rows_of_many_spans() {
+    check_longer([33_000, 32_900, 33_100, 32_800], &[4]);
 }
 
 /// Compares each of the longest rows alone with the same in steps of so many rows.

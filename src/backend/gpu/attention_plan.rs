@@ -287,8 +287,8 @@ pub fn is_one_job_a_block(first: usize, keys: usize, kv_heads: usize, blocks: us
 pub enum RunVerdict {
     /// No item of it exceeds two thirds of an even share of the load: the longest such run is taken.
     Balances,
-    /// Teams take them, and its items fill whole rounds of those that run at once: at most a tenth more than an even
-    /// share for each.
+    /// Teams take them, and its items fill whole rounds of the multiprocessors: at most a tenth more than an even share
+    /// for each.
     Fills,
     /// Neither.
     TooLong,
@@ -302,7 +302,7 @@ impl fmt::Display for RunVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Balances => "no item of it exceeds two thirds of an even share of the load",
-            Self::Fills => "items of it fill whole rounds of the teams that run at once",
+            Self::Fills => "teams take items of it, which fill whole rounds of the multiprocessors",
             Self::TooLong => "an item of it would exceed two thirds of an even share of the load",
             Self::Least => "there is no shorter one that the kernels take",
             Self::TooShort => "the kernel for so few rows shares that much out by itself",
@@ -625,7 +625,7 @@ mod tests {
         assert_eq!(runs(1, 1024), 1);
         assert_eq!(runs(16, 1024), 4);
         assert_eq!(runs(890, 1024), 16);
-        // Of 132 teams 128 have a span each; but three rows of 11,000 keys have 18 spans, for 144.
+        // Of 132 multiprocessors 128 have a span each; but three rows of 11,000 keys have 18 spans, for 144.
         let spans = [(1, 32_768), (2, 16_400), (4, 8193)].map(|(rows, keys)| of_teams(rows, keys));
         assert_eq!((spans, of_teams(4, 7000), of_teams(3, 11_000)), ([16; 3], 4, 4));
         assert_eq!(runs(1, 32_768), 4, "warps alone want more than one a block");

@@ -32,7 +32,7 @@ pub fn decode_items(items: usize) -> usize {
     items.min(1)
 }
 
-const TEAMS: &str = "of so few rows a block's warps share an item";
+const TEAMS: &str = "of so few rows warps share an item";
 const PAIRS: &str = "of so few windows two warps share one";
 const WINDOWS: &str = "it is for layers with a window";
 const TOGETHER: &str = "of so few rows warps work together";
