@@ -915,9 +915,10 @@ impl World {
             self.answers[*request].is_none() && !self.cancelled.contains(request) && !running.contains(request)
         });
         // With a timetable one that was preempted waits for its time.
+        let waits_for_time = |request: &usize| self.looks_ahead && self.device.preempted.contains(request);
         let first = waiting
             .next()
-            .filter(|_| self.scheduler.waiting() > 0 && !self.looks_ahead);
+            .filter(|request| self.scheduler.waiting() > 0 && !waits_for_time(request));
         let first = first.map(|first| &self.jobs[first]);
         if self.device.limits.share_beginnings {
             return;
