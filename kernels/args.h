@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 4eadafe274f7304a) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint d4f35af41d5baf3c) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -31,8 +31,8 @@ enum : int {
   ATTENTION_UNIT = 128,         // keys in a unit of decode attention
   ATTENTION_GROUP = 4,          // units of decode attention in a group
   ATTENTION_SPAN = 16,          // units of decode attention in a span
-  ITEM_PAGES = 32,              // the most pages that the keys of an AttentionItem lie in: NVIDIA's lanes have the
-                                // number of one each
+  ITEM_PAGES = 32,              // the most pages that the keys of an AttentionItem lie in, but for whole rows of any
+                                // length: NVIDIA's lanes have the number of one each
   PARTIAL_FLOATS = 528,         // floats of a partial sum of decode attention: for each of 8 query heads 64 values, a
                                 // maximum and a sum of weights
   DIE_BLOCKS = 8,               // of the experts' blocks so many neighbours run on one die, where a device has several:
@@ -75,6 +75,8 @@ struct StepHeader {
   int prefill_tiles;  // attention tiles of chunks with several rows
   int turn;           // which of the host's result buffers this step writes
   int shared_items;   // attention items of keys that several decoding rows see, in full layers
+  int whole_items;    // so many of `full_items`, the first ones, are whole rows of any length, which the warps of a
+                      // block share out; 0: there are none, and no such kernel is launched
 };
 
 // Consecutive rows of one sequence; chunks are in order of their rows. Position p is in the page tables[full + p /
@@ -108,9 +110,10 @@ struct LogitsRowInfo {
 // ATTENTION_GROUP * g on, and span s those from ATTENTION_SPAN * s on. The row has `row_items` of them. If there are
 // several, each has the units of one run of `run` units (a unit, a group or a span), and stores its sum. That of the
 // row's first item is at index `partial` of the workspace, the next one's at `partial` + 1. An item's keys are in at
-// most ITEM_PAGES pages. If `second` is not negative, another decoding row sees the same keys, in the same pages, and
-// the item is one of its as well; that of its first item is at index `second_partial`. Of such rows each item has the
-// units of a group, and this one's are all there.
+// most ITEM_PAGES pages, but for the first `whole_items` (StepHeader) of full layers, which blocks share out among
+// their warps. If `second` is not negative, another decoding row sees the same keys, in the same pages, and the item is
+// one of its as well; that of its first item is at index `second_partial`. Of such rows each item has the units of a
+// group, and this one's are all there.
 struct AttentionItem {
   int row;
   int first_unit;
@@ -530,9 +533,9 @@ struct OneLaunchArgs {
 #define SIZE(Struct, bytes) static_assert(sizeof(Struct) == bytes, "the host has another size");
 #define AT(Struct, field, bytes) \
   static_assert(__builtin_offsetof(Struct, field) == bytes, "the host has it elsewhere");
-SIZE(StepHeader, 32) AT(StepHeader, rows, 0) AT(StepHeader, chunks, 4) AT(StepHeader, logits_rows, 8)
+SIZE(StepHeader, 36) AT(StepHeader, rows, 0) AT(StepHeader, chunks, 4) AT(StepHeader, logits_rows, 8)
   AT(StepHeader, full_items, 12) AT(StepHeader, window_items, 16) AT(StepHeader, prefill_tiles, 20)
-  AT(StepHeader, turn, 24) AT(StepHeader, shared_items, 28)
+  AT(StepHeader, turn, 24) AT(StepHeader, shared_items, 28) AT(StepHeader, whole_items, 32)
 SIZE(ChunkInfo, 32) AT(ChunkInfo, first_row, 0) AT(ChunkInfo, rows, 4) AT(ChunkInfo, first_position, 8)
   AT(ChunkInfo, slot, 12) AT(ChunkInfo, full, 16) AT(ChunkInfo, window, 20) AT(ChunkInfo, window_pages, 24)
   AT(ChunkInfo, reserved, 28)

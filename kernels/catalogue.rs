@@ -421,6 +421,8 @@ pub enum Workers {
     Pair,
     /// Four warps together.
     Team,
+    /// The warps of a block share out rows of any length, in full layers.
+    Block,
 }
 
 /// A kernel.

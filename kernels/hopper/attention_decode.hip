@@ -5,11 +5,11 @@
 //         with two stages each. The host takes `few` below 4 (row, kv head) pairs per multiprocessor. `team` has two
 //         teams a block. Where a block has one job at most, its first team has all the tiles, three a warp, and more of
 //         its job's bytes are on their way when the predecessor ends; else a warp has one, and with up to two jobs a
-//         team the first team's have two.
+//         team the first team's have two. `block`, which takes whole rows, has 8 warps with one stage each, too.
 // Launch  One block per multiprocessor, three of `pair`; TILES * (TILE_BYTES + 8) bytes of dynamic shared memory, the 8
-//         for an mbarrier, and behind them two partial sums a warp.
-#include "../mma/attention_decode.h"
+//         for an mbarrier, and behind them two partial sums a warp, or what attention_by_blocks.h needs.
 #include "attention.h"
+#include "attention_by_blocks.h"
 
 template <int TILES, int WARPS> struct Ring {
   enum : int { BARRIERS = TILES * TILE_BYTES, ALL_BYTES = TILES * (TILE_BYTES + 8) };
@@ -47,11 +47,21 @@ template <int TILES, int WARPS> struct Ring {
     attend<Config<format, TILES, WARPS, TEAM, Ring>>(a);                                           \
   }
 
+// `block`: a tile a warp, and what the warps of a block share.
+#define ATTENTION_BY_BLOCKS(name, format)                                                           \
+  KERNEL(name, AttentionArgs, ATTENTION_DECODE_BLOCK_THREADS, 1, 1) {                               \
+    using By = ByBlocks<format, ATTENTION_DECODE_BLOCK_THREADS / WAVE, 16, Ring>;                   \
+    static_assert(By::Ring::ALL_BYTES + sizeof(Shared<By>) == ATTENTION_DECODE_BLOCK_SHARED_BYTES); \
+    attend_by_blocks<By>(a);                                                                        \
+  }
+
 ATTENTION_DECODE(attention_decode_f16_team, FORMAT_F16, TEAM, 4)
 ATTENTION_DECODE(attention_decode_f16_pair, FORMAT_F16, PAIR, 2)
 ATTENTION_DECODE(attention_decode_f16_few, FORMAT_F16, FEW, 1)
 ATTENTION_DECODE(attention_decode_f16_many, FORMAT_F16, MANY, 1)
+ATTENTION_BY_BLOCKS(attention_decode_f16_block, FORMAT_F16)
 ATTENTION_DECODE(attention_decode_bf16_team, FORMAT_BF16, TEAM, 4)
 ATTENTION_DECODE(attention_decode_bf16_pair, FORMAT_BF16, PAIR, 2)
 ATTENTION_DECODE(attention_decode_bf16_few, FORMAT_BF16, FEW, 1)
 ATTENTION_DECODE(attention_decode_bf16_many, FORMAT_BF16, MANY, 1)
+ATTENTION_BY_BLOCKS(attention_decode_bf16_block, FORMAT_BF16)

@@ -70,7 +70,7 @@ const NORM_FROM_ROWS: usize = 512;
 /// Up to so many rows norm and router have a cluster of blocks for a row.
 const FEW_ROWS: usize = 64;
 
-const WRITTEN: [Kernel; 23] = [
+const WRITTEN: [Kernel; 25] = [
     Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
         .variant("rows")
         .least_rows(NORM_FROM_ROWS)
@@ -90,10 +90,12 @@ const WRITTEN: [Kernel; 23] = [
     pair(F16),
     decode(F16, "few", 6, 12),
     decode(F16, "many", 8, 8),
+    by_blocks(F16),
     team(Bf16),
     pair(Bf16),
     decode(Bf16, "few", 6, 12),
     decode(Bf16, "many", 8, 8),
+    by_blocks(Bf16),
     shared_keys(F16),
     shared_keys(Bf16),
     prefill(F16),
@@ -181,6 +183,22 @@ const fn pair(elements: Elements) -> Kernel {
     decode(elements, "pair", 2, 4)
         .most_rows(PAIR_ROWS)
         .workers(Workers::Pair)
+}
+
+/// Persistent blocks whose warps share out rows, with a cache tile each: places where they hand sums over, a word for
+/// each, a sum for each warp, notes of four parts that it has drawn, and the counter that they draw from, in 16 bytes.
+const fn by_blocks(elements: Elements) -> Kernel {
+    const WARPS: usize = 8;
+    const JOINTS: usize = 16;
+    const NOTE_BYTES: usize = 64;
+    let tiles = WARPS * (CACHE_TILE_BYTES + BARRIER_BYTES);
+    let joints = JOINTS * (2 * PARTIAL_BYTES + 4);
+    Kernel::written(Op::AttentionDecode, "hopper/attention_decode.hip", WARPS * WARP)
+        .elements(elements)
+        .variant("block")
+        .shared_bytes(tiles + joints + WARPS * (PARTIAL_BYTES + 4 * NOTE_BYTES) + 16)
+        .workers(Workers::Block)
+        .limits(MATRIX_HEADS)
 }
 
 /// Persistent blocks: two warpgroups compute, and a third one fetches `SHARED_STAGES` cache tiles ahead, with two

@@ -5,7 +5,8 @@
 // Work    The host lists work items (AttentionItem in args.h), longest first: a row and a run of its units of 128 keys.
 //         An item times a kv head is one job. The kernel is persistent: warp w of block b takes job w * GRID + b and
 //         every (GRID * WARPS)-th one after it. A warp works alone, with its own ring buffer of tiles, whose copies
-//         run ahead across jobs. Warps of a block never wait for each other.
+//         run ahead across jobs. Warps of a block never wait for each other. (On Hopper long rows may come whole, and
+//         a block's warps share them out instead: attention_by_blocks.h there.)
 // MMA     mma.sync m16n8k16 with 16 keys on M and the group's 8 heads on N, so nothing is padding: S = K q, then O =
 //         V^T P. K lies in memory as the first product's A operand; a transposing ldmatrix makes V^T the second's; S
 //         becomes P, the second's B operand, by a transposition in registers (movmatrix).
@@ -66,7 +67,13 @@ struct Job {
   bool any;                              // false: there are no more jobs
 };
 
-DEV Job load_job(const AttentionArgs& a, int index, int jobs) {
+// Chunks of one row come first: number `row`.
+DEV const ChunkInfo& chunk_of(const AttentionArgs& a, const Job& job) { return a.step.chunks[job.row]; }
+DEV void load_page(const AttentionArgs& a, const ChunkInfo& chunk, Job& job) {
+  const int page = job.first / KV_PAGE + LANE;
+  if (page <= job.last / KV_PAGE) job.page = page_number(page_table(a, chunk), page);
+}
+template <bool WITH_PAGE = true> DEV Job load_job(const AttentionArgs& a, int index, int jobs) {
   Job job = {};
   job.index = index, job.any = index < jobs;
   if (!job.any) return job;
@@ -74,12 +81,11 @@ DEV Job load_job(const AttentionArgs& a, int index, int jobs) {
   const int4 head = __ldg((const int4*)(items + index / a.kv_heads));
   const int2 tail = __ldg((const int2*)(items + index / a.kv_heads) + 2);
   job.row = head.x, job.row_items = head.w, job.partial = tail.x, job.run = tail.y;
-  const ChunkInfo& chunk = a.step.chunks[job.row];               // chunks of one row come first: number `row`
+  const ChunkInfo& chunk = chunk_of(a, job);
   job.row_last = __ldg(&chunk.first_position);
   job.row_first = first_visible_key(a, job.row_last);
   job.first = max(job.row_first, head.y * ATTENTION_UNIT), job.last = job.first + head.z - 1;
-  const int page = job.first / KV_PAGE + LANE;
-  if (page <= job.last / KV_PAGE) job.page = page_number(page_table(a, chunk), page);
+  if (WITH_PAGE) load_page(a, chunk, job);
   return job;
 }
 
@@ -112,10 +118,24 @@ template <class C> DEV int page_after(int page) {
   return page % UNIT_PAGES == 0 ? page + (C::TEAM - 1) * UNIT_PAGES : page;
 }
 
-template <class C> struct Copies {
+// Every so many-th job.
+struct Strided {
+  using Job = ::Job;
+  const AttentionArgs& a;
+  int jobs, stride;
+
+  DEV Job at(int index) const { return load_job(a, index, jobs); }
+  DEV Job after(const Job& job) const { return at(job.index + stride); }
+};
+
+// Jobs_: which job comes after another.
+template <class C, class Jobs_> struct Copies {
+  using Config = C;
+  using Jobs = Jobs_;
+  using Job = typename Jobs::Job;
   const AttentionArgs& a;
   typename C::Ring ring;
-  int jobs, stride;
+  Jobs jobs;
   Job job, next;
   int page;                              // the job's next page to be copied
 
@@ -123,7 +143,7 @@ template <class C> struct Copies {
   DEV void advance() {
     while (job.any && page > job.last / KV_PAGE) {
       job = next, page = first_page<C>(job);
-      next = load_job(a, job.index + stride, jobs);
+      next = jobs.after(job);
     }
   }
   // Only the page of a row's newest key is written by this step.
@@ -352,8 +372,8 @@ DEV void store_row(const AttentionArgs& a, const Job& job, const Sums<COUNT>& s,
 // ---- the kernel
 
 // A warp's side of the copies: where the next tile comes, and how it is added to a unit's sums.
-template <class C> struct Reader {
-  Copies<C>& copies;
+template <class Copies> struct Reader {
+  Copies& copies;
   const Offsets at = offsets();
   int stage = 0;
   u32 parity = 0;
@@ -361,13 +381,13 @@ template <class C> struct Reader {
   DEV void add_page(State& unit, const Job& job, int page, const Query& q) {
     Tile tile;
     copies.ring.wait(stage, parity);
-    read_tile<C::FORMAT>(tile, copies.ring.base + stage * TILE_BYTES, at, q);
+    read_tile<Copies::Config::FORMAT>(tile, copies.ring.base + stage * TILE_BYTES, at, q);
     __syncwarp();
     copies.start(stage);                                         // the tile is in registers: its stage is free
     if (++stage == copies.ring.stages) stage = 0, parity ^= 1;
     const int first = job.first - page * KV_PAGE, last = job.last - page * KV_PAGE;
     if (first > 0 || last < KV_PAGE - 1) mask_tile(tile, first, last);
-    add_tile<C::FORMAT>(unit, tile);
+    add_tile<Copies::Config::FORMAT>(unit, tile);
   }
 };
 
@@ -391,9 +411,21 @@ DEV void keep(float* to, const State& s) {
   store_partial<false>(to, s, 0);
   __syncwarp();
 }
+
+// What one warp does with the sum of a job's keys.
+template <int FORMAT> DEV void finish_alone(const AttentionArgs& a, const Job& job, State sum) {
+  if (job.row_items > 1) {
+    store_part(a, job, sum, 0);
+    if (!arrive_last(a, job)) return;
+    Tree<State> tree;
+    fold_partials(a, job, tree, 0);
+    sum = tree.total;
+  }
+  store_row<FORMAT>(a, job, sum, load_sinks(a, job), 0);
+}
+
 // A job of one warp. `span`: room for two sums, which add_unit() keeps.
-template <class C>
-DEV void attend_alone(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader, float* span) {
+template <class Reader> DEV State attend_alone(const Job& job, const Query& q, Reader& reader, float* span) {
   const int first = job.first / ATTENTION_UNIT, last = job.last / KV_PAGE;
   State u = nothing(), sum;
   for (int page = job.first / KV_PAGE; page <= last; page++) {
@@ -403,21 +435,14 @@ DEV void attend_alone(const AttentionArgs& a, const Job& job, const Query& q, Re
     add_unit(sum, u, page / UNIT_PAGES, first, page == last, span, span + PARTIAL_FLOATS);
     u = nothing();
   }
-  if (job.row_items > 1) {
-    store_part(a, job, sum, 0);
-    if (!arrive_last(a, job)) return;
-    Tree<State> tree;
-    fold_partials(a, job, tree, 0);
-    sum = tree.total;
-  }
-  store_row<C::FORMAT>(a, job, sum, load_sinks(a, job), 0);
+  return sum;
 }
 
 // A job of a team. Its units come in rounds of one a warp, whose sums go through shared memory: `sums` has room for two
 // rounds of each of its warps, and `round` is the one to be used next. `more`: whether the team has another job, whose
 // tiles are on their way into the ring buffers.
-template <class C>
-DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader, float* sums,
+template <class C, class Reader>
+DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q, Reader& reader, float* sums,
                          int& round, bool more) {
   constexpr int COUNT = BLOCKS / C::TEAM, THREADS = C::TEAM * WAVE;  // COUNT blocks of 16 dims a warp folds
   const int team = team_of<C>(), warp = warp_of<C>();
@@ -479,27 +504,39 @@ template <class C> DEV Tiles share_of(int jobs) {
   return {EACH * warp + min(warp, more), EACH + (warp < more)};
 }
 
+// Starts a warp's first copies: those of old pages before the predecessor has ended.
+template <class Copies> DEV void start_copies(Copies& copies) {
+  copies.advance();
+  int started = 0;
+  while (started < copies.ring.stages && copies.old()) copies.start(started++);
+  after_predecessor();                                           // the plan was there before, see early.h
+  while (started < copies.ring.stages) copies.start(started++);
+}
+
+DEV int load_items(const AttentionArgs& a) {
+  return load_fresh(a.windowed ? &a.step.header->window_items : &a.step.header->full_items);
+}
+
 template <class C> DEV void attend(const AttentionArgs& a) {
   const int team = team_of<C>();
   let_successor_start();
-  const int items = load_fresh(a.windowed ? &a.step.header->window_items : &a.step.header->full_items);
-  const int jobs = items * a.kv_heads, stride = GRID * C::TEAMS;
+  const int jobs = load_items(a) * a.kv_heads;
   const typename C::Ring ring(share_of<C>(jobs));
-  Job job = load_job(a, team * GRID + BID, jobs), next = load_job(a, job.index + stride, jobs);
-  Copies<C> copies = {a, ring, jobs, stride, job, next, first_page<C>(job)};
-  copies.advance();
-  int started = 0;
-  while (started < ring.stages && copies.old()) copies.start(started++);
-  after_predecessor();                                           // the plan was there before, see early.h
-  while (started < ring.stages) copies.start(started++);
+  const Strided every = {a, jobs, GRID * C::TEAMS};
+  Job job = every.at(team * GRID + BID), next = every.after(job);
+  Copies<C, Strided> copies = {a, ring, every, job, next, first_page<C>(job)};
+  start_copies(copies);
   Query q = load_query(a, job), next_q = load_query(a, next);
-  Reader<C> reader = {copies};
+  Reader<Copies<C, Strided>> reader = {copies};
   int round = 0;
   while (job.any) {
     float* sums = (float*)(DYNAMIC_SHARED + C::Ring::ALL_BYTES) + team * C::TEAM * 2 * PARTIAL_FLOATS;
-    if constexpr (C::TOGETHER) attend_together<C>(a, job, q, reader, sums, round, next.any);
-    else attend_alone<C>(a, job, q, reader, sums);
-    job = next, next = load_job(a, job.index + stride, jobs);
+    if constexpr (C::TOGETHER) {
+      attend_together<C>(a, job, q, reader, sums, round, next.any);
+    } else {
+      finish_alone<C::FORMAT>(a, job, attend_alone(job, q, reader, sums));
+    }
+    job = next, next = every.after(job);
     q = next_q, next_q = load_query(a, next);
   }
 }

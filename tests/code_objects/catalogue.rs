@@ -225,11 +225,18 @@ fn attention(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Ch
     for (kv, exact) in [(Elements::F16, false), (Elements::Bf16, false), (Elements::F32, true)] {
         let works = [(rows, 0), (0, rows), (rows, rows)].into_iter();
         let works = works.flat_map(|(items, tiles)| {
-            [(false, false), (false, true), (true, false)].map(|(windowed, shares_keys)| AttentionWork {
+            let kinds = [
+                (false, false, false),
+                (false, true, false),
+                (false, false, true),
+                (true, false, true),
+            ];
+            kinds.map(|(windowed, shares_keys, whole_rows)| AttentionWork {
                 windowed,
                 rows,
                 items,
                 shares_keys: shares_keys && items > 0,
+                whole_rows: whole_rows && items > 0 && target.family.attends_to_whole_rows(),
                 tiles,
             })
         });

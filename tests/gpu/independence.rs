@@ -234,49 +234,69 @@ fn many_rows_at_once() {
 #[test]
 #[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
 fn rows_longer_than_a_span() {
-    check_longer([2040, 6140, 4095, 2000], &[4, 40, 280]);
+    check_longer([2040, 6140, 4095, 2000], 2035, 100, &[4, 40, 280]);
+}
+
+/// Rows that blocks share out among their warps, of which a few are cut instead where blocks have a number of rows each
+/// and some are left over.
+#[test]
+#[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
+fn rows_that_stay_whole() {
+    check_longer([8200, 8195, 8960, 4400], 8170, 100, &[36, 50, 64]);
+}
+
+/// Windows that are cut into items where rows are few, by warps that work in pairs.
+#[test]
+#[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
+fn windows_of_several_items() {
+    check_longer([1000, 290, 450, 2050], 500, 300, &[9, 40]);
 }
 
 /// Rows that are cut into groups if they are alone, and into spans, five each, if they are four.
 #[test]
 #[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
 fn rows_of_several_spans() {
-    check_longer([8200, 8195, 8210, 8199], &[4, 40]);
+    check_longer([8200, 8195, 8210, 8199], 2035, 100, &[4, 40]);
 }
 
 /// Of one such row the warps that take jobs together have two jobs at most, of four of them three.
 #[test]
 #[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
 fn rows_of_many_spans() {
-    check_longer([33_000, 32_900, 33_100, 32_800], &[4]);
+    check_longer([33_000, 32_900, 33_100, 32_800], 2035, 100, &[4]);
 }
 
-/// Compares each of the longest rows alone with the same in steps of so many rows.
-fn check_longer(longest: [usize; 4], counts: &[usize]) {
+/// Compares each of the first rows alone with the same in steps of so many rows, of which the others have `others` keys
+/// and some more. Answers are so long that all rows decode together in the end.
+fn check_longer(first: [usize; 4], others: usize, window: usize, counts: &[usize]) {
+    const STEP_TOKENS: usize = 16_384;
     let [grouped, _] = configs();
+    let length = |i: usize| first.get(i).copied().unwrap_or(others + i % 11);
+    let most = counts.iter().copied().max().unwrap();
+    let more = (0..most).map(length).sum::<usize>().div_ceil(STEP_TOKENS) + MORE;
     let config = ModelConfig {
         n_attn_heads: 64,
         n_kv_heads: 8,
-        seq_len: longest.iter().max().unwrap() + MORE,
+        sliding_window: window,
+        seq_len: first.iter().max().unwrap().max(&(others + 11)) + more,
         ..grouped
     };
     let checkpoint = SyntheticCheckpoint::new(&config, 83, Temperament::Wild).unwrap();
-    let length = |i: usize| longest.get(i).copied().unwrap_or(2035 + i % 11);
-    let most = counts.iter().copied().max().unwrap();
     let prompts: Vec<_> = (0..most).map(|i| prompt(&config, i, length(i))).collect();
     let answer = |requests: std::ops::Range<usize>| {
         let options = Options {
             kv_mb: 8192,
-            ..options(Precision::Fast, requests.len(), 4096)
+            ..options(Precision::Fast, requests.len(), STEP_TOKENS)
         };
         let mut replica = open(&checkpoint, &options);
         let recorded = Run {
+            more,
             record_all: false,
             ..run(Want::Tokens)
         };
         answer(&mut *replica, &config, &prompts[requests], recorded)
     };
-    let alone: Vec<Answers> = (0..longest.len()).map(|i| answer(i..i + 1)).collect();
+    let alone: Vec<Answers> = (0..first.len()).map(|i| answer(i..i + 1)).collect();
     for &count in counts {
         let together = answer(0..count);
         for (request, alone) in alone.iter().enumerate() {
@@ -412,6 +432,7 @@ fn wins_by_sharing(config: &ModelConfig, prompts: &[Vec<u32>]) -> bool {
         least_run: least_run(rows.len(), 8),
         most_partials: usize::MAX,
         by_position: false,
+        whole_rows: false,
     };
     let mut prefixes = SharedPrefixes::default();
     let pages = ATTENTION_GROUP * ATTENTION_UNIT / KV_PAGE;

@@ -246,7 +246,7 @@ int write_plan(Plan& p, int rows, int step) {
     const int seen = std::min(WINDOW, position + 1);
     p.window[window++] = {r, (position + 1 - seen) / ATTENTION_UNIT, seen, 1, 0, 0, -1, 0};
   }
-  *p.header = {rows, rows, 0, full, window, 0, 0, 0};
+  *p.header = {rows, rows, 0, full, window, 0, 0, 0, 0};
   return std::max(full, window);
 }
 

@@ -2,7 +2,9 @@
 //! function of a target and a shape and needs no device.
 
 use super::ladder::{Ladder, Setup};
-use getp::backend::gpu::attention_plan::{Load, Pieces, RunVerdict, Sharing, least_run, plan_decode, runs};
+use getp::backend::gpu::attention_plan::{
+    Cuts, Load, Pieces, Planned, RunVerdict, Sharing, least_run, plan_decode, runs,
+};
 use getp::backend::gpu::catalogue::Op;
 use getp::backend::gpu::family::verdict::Said;
 use getp::backend::gpu::launch::Launch;
@@ -124,24 +126,32 @@ impl Case<'_> {
             least_run: least_run(self.rows, self.target.attention_team_rows()),
             most_partials: usize::MAX,
             by_position: false,
+            whole_rows: self.leaves_whole(),
         }
+    }
+
+    /// Whether rows that decode may stay whole.
+    fn leaves_whole(&self) -> bool {
+        let is_of_teams = self.rows <= self.target.attention_team_rows();
+        !self.windowed && !is_of_teams && self.target.family.attends_to_whole_rows()
     }
 
     /// Decode attention's items, or the tiles of as many rows of a prompt.
     fn attention(&self) -> Result<AttentionWork> {
         let (rows, (first, keys)) = (self.rows, self.keys());
         let decodes = self.ladder == Ladder::AttentionDecode;
-        let mut items = Vec::new();
+        let (mut items, mut planned) = (Vec::new(), Planned::default());
         if decodes {
             let contexts = (0..rows).map(|row| (row, first, keys));
             let alone = Sharing::Pairs(&[]);
-            plan_decode(contexts, alone, &self.load(), &mut Vec::new(), &mut items)?;
+            planned = plan_decode(contexts, alone, &self.load(), &mut Cuts::default(), &mut items)?;
         }
         Ok(AttentionWork {
             windowed: self.windowed,
             rows,
             items: items.len(),
             shares_keys: false,
+            whole_rows: planned.whole > 0,
             tiles: if decodes {
                 0
             } else {

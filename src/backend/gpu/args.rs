@@ -50,7 +50,8 @@ shared! {
         ATTENTION_GROUP: usize = 4;
         /// units of decode attention in a span
         ATTENTION_SPAN: usize = 16;
-        /// the most pages that the keys of an AttentionItem lie in: NVIDIA's lanes have the number of one each
+        /// the most pages that the keys of an AttentionItem lie in, but for whole rows of any length: NVIDIA's lanes
+        /// have the number of one each
         ITEM_PAGES: usize = 32;
         /// floats of a partial sum of decode attention: for each of 8 query heads 64 values, a maximum and a sum of
         /// weights
@@ -124,6 +125,9 @@ shared! {
             turn: i32,
             /// attention items of keys that several decoding rows see, in full layers
             shared_items: i32,
+            /// so many of `full_items`, the first ones, are whole rows of any length, which the warps of a block share
+            /// out; 0: there are none, and no such kernel is launched
+            whole_items: i32,
         }
 
         /// Consecutive rows of one sequence; chunks are in order of their rows. Position p is in the page `tables[full
@@ -168,8 +172,9 @@ shared! {
         /// units from ATTENTION_GROUP * g on, and span s those from ATTENTION_SPAN * s on. The row has `row_items` of
         /// them. If there are several, each has the units of one run of `run` units (a unit, a group or a span), and
         /// stores its sum. That of the row's first item is at index `partial` of the workspace, the next one's at
-        /// `partial` + 1. An item's keys are in at most ITEM_PAGES pages. If `second` is not negative, another decoding
-        /// row sees the same keys, in the same pages, and the item is one of its as well; that of its first item is at
+        /// `partial` + 1. An item's keys are in at most ITEM_PAGES pages, but for the first `whole_items` (StepHeader)
+        /// of full layers, which blocks share out among their warps. If `second` is not negative, another decoding row
+        /// sees the same keys, in the same pages, and the item is one of its as well; that of its first item is at
         /// index `second_partial`. Of such rows each item has the units of a group, and this one's are all there.
         #[derive(Pod, Zeroable, Default, PartialEq, Eq)]
         AttentionItem {

@@ -14,6 +14,7 @@ use super::args::{
     Sharer,
 };
 use super::shared_keys::{GROUP_KEYS, Pair, SharedPrefix, SharedPrefixes};
+use super::whole_rows::WholeRows;
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use std::cmp::Reverse;
@@ -39,16 +40,36 @@ pub struct Load {
     /// Of items alike those of the same position are neighbours, not those of the same row, so that what rows share is
     /// read again while it is in a cache.
     pub by_position: bool,
+    /// Whether an item may be a whole row of any length, whose keys the warps of a block share out.
+    pub whole_rows: bool,
+}
+
+/// What [`plan_decode`] has listed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Planned {
+    /// Partial sums.
+    pub partials: usize,
+    /// So many items are whole rows of any length, the first ones.
+    pub whole: usize,
+}
+
+/// How rows are cut, and memory to find it out.
+#[derive(Debug, Default)]
+pub struct Cuts {
+    rows: Vec<RowCut>,
+    whole: WholeRows,
 }
 
 /// How a row is cut.
 #[derive(Clone, Copy, Debug)]
-pub struct RowCut {
+struct RowCut {
     row: usize,
     first: usize,
     keys: usize,
     /// Units of an item.
     run: usize,
+    /// It is one item, however long.
+    whole: bool,
     /// The first partial sum.
     partial: usize,
     /// Keys before this one are in others' items.
@@ -59,7 +80,11 @@ pub struct RowCut {
 
 impl RowCut {
     fn items(&self) -> usize {
-        items_of(self.first, self.keys, self.run)
+        if self.whole {
+            1
+        } else {
+            items_of(self.first, self.keys, self.run)
+        }
     }
 
     fn partials(&self) -> usize {
@@ -79,7 +104,7 @@ pub enum Sharing<'a> {
     Prefixes(&'a SharedPrefixes),
 }
 
-/// Lists the items of all decoding rows, longest first; returns the number of partial sums.
+/// Lists the items of all decoding rows, longest first, those of whole rows of any length before the others.
 ///
 /// `contexts` has for each row its index, the first key that it attends to, and the number of keys, its own included.
 /// Rows that share keys attend to all keys before their newest.
@@ -87,9 +112,10 @@ pub fn plan_decode(
     contexts: impl Iterator<Item = (usize, usize, usize)>,
     sharing: Sharing<'_>,
     load: &Load,
-    cuts: &mut Vec<RowCut>,
+    cuts: &mut Cuts,
     items: &mut Vec<AttentionItem>,
-) -> Result<usize> {
+) -> Result<Planned> {
+    let Cuts { rows: cuts, whole } = cuts;
     cuts.clear();
     items.clear();
     let uncut = contexts.map(|(row, first, keys)| RowCut {
@@ -97,6 +123,7 @@ pub fn plan_decode(
         first,
         keys,
         run: 1,
+        whole: false,
         partial: 0,
         own_from: 0,
         second: None,
@@ -110,7 +137,14 @@ pub fn plan_decode(
     };
     let run = taken(&runs(load, longest, all, pieces));
     cuts.iter_mut().for_each(|cut| cut.run = run);
+    let is_cut = run == ATTENTION_SPAN && longest > ATTENTION_SPAN * ATTENTION_UNIT;
+    let mut whole_rows = 0;
     match sharing {
+        Sharing::Pairs(&[]) if load.whole_rows && is_cut => {
+            whole.choose(cuts.iter().map(|cut| cut.keys), load.kv_heads, load.at_once)?;
+            whole_rows = whole.places().len();
+            whole.places().for_each(|place| cuts[place].whole = true);
+        }
         Sharing::Pairs(pairs) => share_with_second(cuts, pairs, load.most_partials),
         Sharing::Prefixes(prefixes) => leave_out_shared(cuts, prefixes, load.most_partials),
     }
@@ -119,15 +153,23 @@ pub fn plan_decode(
         cut.partial = partials;
         partials += cut.partials();
     }
-    for place in 0..cuts.len() {
-        cut_row(cuts, place, items)?;
+    for whole in [true, false] {
+        for place in (0..cuts.len()).filter(|&place| cuts[place].whole == whole) {
+            cut_row(cuts, place, items)?;
+        }
     }
     let place = |item: &AttentionItem| match load.by_position {
         false => (item.row, item.first_unit),
         true => (item.first_unit, item.row),
     };
-    items.sort_unstable_by_key(|item| (Reverse(item.tokens), place(item)));
-    Ok(partials)
+    let (first, others) = items.split_at_mut(whole_rows);
+    for items in [first, others] {
+        items.sort_unstable_by_key(|item| (Reverse(item.tokens), place(item)));
+    }
+    Ok(Planned {
+        partials,
+        whole: whole_rows,
+    })
 }
 
 /// Splits rows of pairs into groups, of which the first one has those that both see.
@@ -205,14 +247,14 @@ pub fn won_by_sharing(load: &Load, prefixes: &SharedPrefixes, most_rows: usize, 
 /// rows each; `table` gives the place where a row's page table begins. Blocks that read the same keys for different
 /// rows are neighbours. Both lists are empty before.
 pub fn plan_shared(
-    cuts: &[RowCut],
+    cuts: &Cuts,
     prefixes: &SharedPrefixes,
     most_rows: usize,
     table: impl Fn(usize) -> usize,
     items: &mut Vec<SharedItem>,
     sharers: &mut Vec<Sharer>,
 ) -> Result<()> {
-    let pages = prefixes.pages;
+    let (pages, cuts) = (prefixes.pages, &cuts.rows);
     let is_left_out = |prefix: &&SharedPrefix| {
         let place = prefixes.order[prefix.rows.start];
         cuts[place].own_from >= prefix.runs.end * pages * KV_PAGE
@@ -509,6 +551,7 @@ mod tests {
             least_run,
             most_partials,
             by_position: false,
+            whole_rows: false,
         }
     }
 
@@ -535,7 +578,7 @@ mod tests {
                     .flat_map(|keys| [(0, keys), (4_000 + keys, keys)]);
                 for (first, keys) in rows.filter(|&(first, keys)| is_one_job_a_block(first, keys, KV_HEADS, blocks)) {
                     let row = std::iter::once((0, first, keys));
-                    plan_decode(row, ALONE, &load, &mut Vec::new(), &mut items).unwrap();
+                    plan_decode(row, ALONE, &load, &mut Cuts::default(), &mut items).unwrap();
                     assert!(
                         items.len() * KV_HEADS <= blocks,
                         "{keys} keys from {first}, {blocks} blocks"
@@ -561,7 +604,8 @@ mod tests {
     fn check_runs(contexts: &[(usize, usize, usize)], least_run: usize) -> Vec<AttentionItem> {
         let mut items = Vec::new();
         let load = load(least_run, usize::MAX);
-        let partials = plan_decode(contexts.iter().copied(), ALONE, &load, &mut Vec::new(), &mut items).unwrap();
+        let planned = plan_decode(contexts.iter().copied(), ALONE, &load, &mut Cuts::default(), &mut items).unwrap();
+        let partials = planned.partials;
         let keys = contexts.iter().map(|&(.., keys)| keys).sum();
         assert!(
             partials <= max_partials(keys, KV_HEADS, MULTIPROCESSORS),
@@ -601,6 +645,57 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Where rows may stay whole, those that do come first, and have one item and no partial sum.
+    #[test]
+    fn whole_rows_come_first() {
+        let (mut all, mut some, mut none) = (0, 0, 0);
+        for seed in 0..300 {
+            let rng = &mut ChaCha8Rng::seed_from_u64(seed);
+            let rows = rng.random_range(9..400);
+            let (least, longest) = [(1, 2500), (1, 9000), (8000, 9000), (30_000, 33_000)][rng.random_range(0..4)];
+            let contexts: Vec<_> = (0..rows)
+                .map(|row| (3 * row, 0, rng.random_range(least..=longest)))
+                .collect();
+            let load = Load {
+                whole_rows: true,
+                ..load(1, usize::MAX)
+            };
+            let mut items = Vec::new();
+            let contexts_of = contexts.iter().copied();
+            let planned = plan_decode(contexts_of, ALONE, &load, &mut Cuts::default(), &mut items).unwrap();
+            let (whole, others) = items.split_at(planned.whole);
+            for items in [whole, others] {
+                let is_longest_first = items.windows(2).all(|pair| pair[0].tokens >= pair[1].tokens);
+                assert!(is_longest_first, "seed {seed}");
+            }
+            let shortest = whole.last().map_or(usize::MAX, |item| item.tokens as usize);
+            let mut used = vec![false; planned.partials];
+            for &(row, first, keys) in &contexts {
+                let of_row = |item: &&AttentionItem| item.row as usize == row;
+                let mut own: Vec<_> = others.iter().filter(of_row).copied().collect();
+                if let Some(item) = whole.iter().find(of_row) {
+                    assert_eq!((item.first_unit, item.tokens as usize, item.row_items), (0, keys, 1));
+                    assert!(own.is_empty(), "seed {seed}: row {row} twice");
+                } else {
+                    assert!(keys <= shortest, "seed {seed}: a longer row is cut");
+                    own.sort_by_key(|item| item.first_unit);
+                    check_row(&own, first, keys, &mut used);
+                }
+            }
+            assert!(
+                used.iter().all(|&is_used| is_used),
+                "seed {seed}: a partial sum that no item has"
+            );
+            let kind = match planned.whole {
+                0 => &mut none,
+                count if count == rows => &mut all,
+                _ => &mut some,
+            };
+            *kind += 1;
+        }
+        assert!(all > 20 && some > 20 && none > 20, "{all}, {some}, {none}");
     }
 
     /// Few rows are cut into units; of many rows there are not many more items than rows.
@@ -661,8 +756,8 @@ mod tests {
                 let (load, mut items) = (load(1, most_partials), Vec::new());
                 let contexts = contexts.iter().copied();
                 let pairs = Sharing::Pairs(pairs);
-                let partials = plan_decode(contexts, pairs, &load, &mut Vec::new(), &mut items).unwrap();
-                (partials, items)
+                let planned = plan_decode(contexts, pairs, &load, &mut Cuts::default(), &mut items).unwrap();
+                (planned.partials, items)
             };
             let (least, _) = plan(&[], usize::MAX);
             let (most, all) = plan(&pairs, usize::MAX);
@@ -715,13 +810,17 @@ mod tests {
             let pages = [ATTENTION_GROUP, ATTENTION_SPAN][rng.random_range(0..2)] * ATTENTION_UNIT / KV_PAGE;
             let mut prefixes = SharedPrefixes::default();
             prefixes.find(&rows.paged(), pages, usize::MAX).unwrap();
-            let (mut cuts, mut items, mut shared, mut sharers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            let (mut cuts, mut items) = (Cuts::default(), Vec::new());
+            let (mut shared, mut sharers) = (Vec::new(), Vec::new());
             let contexts = || keys().enumerate().map(|(row, keys)| (3 * row, 0, keys));
-            let alone = plan_decode(contexts(), ALONE, &load, &mut cuts, &mut items).unwrap();
+            let alone = plan_decode(contexts(), ALONE, &load, &mut cuts, &mut items)
+                .unwrap()
+                .partials;
             let mut plan = |most_partials| {
                 let load = Load { most_partials, ..load };
                 let sharing = Sharing::Prefixes(&prefixes);
-                let partials = plan_decode(contexts(), sharing, &load, &mut cuts, &mut items).unwrap();
+                let planned = plan_decode(contexts(), sharing, &load, &mut cuts, &mut items).unwrap();
+                let partials = planned.partials;
                 let table = |place| 1000 * place;
                 shared.clear();
                 sharers.clear();
@@ -812,7 +911,7 @@ mod tests {
                 ..load(1, usize::MAX)
             };
             let (contexts, mut items) = ((0..200).map(|row| (row, 0, 4096)), Vec::new());
-            plan_decode(contexts, ALONE, &load, &mut Vec::new(), &mut items).unwrap();
+            plan_decode(contexts, ALONE, &load, &mut Cuts::default(), &mut items).unwrap();
             [0, 1].map(|place: usize| (items[place].row, items[place].first_unit))
         };
         assert_eq!(first(false), [(0, 0), (0, 16)]);

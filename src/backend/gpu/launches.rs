@@ -221,6 +221,7 @@ impl Target {
             rows,
             items,
             shares_keys,
+            whole_rows,
             tiles,
         } = work;
         let kv_heads = config.n_kv_heads;
@@ -249,6 +250,7 @@ impl Target {
             rows,
             kv_heads,
             windowed,
+            whole_rows,
             multiprocessors: self.multiprocessors,
         };
         match (on_cores, items) {

@@ -34,3 +34,4 @@ pub mod step;
 mod supports;
 pub mod target;
 pub mod weights;
+mod whole_rows;

@@ -81,6 +81,7 @@ impl GpuOps {
                 logits_rows: sizes.logits_rows,
                 decode_items: 1,
                 shares_keys: false,
+                whole_rows: false,
                 prefill_tiles: 1,
                 logits: false,
                 drawable: None,
@@ -427,6 +428,7 @@ impl Ops for GpuOps {
             rows: self.shape.rows,
             items: self.shape.decode_items,
             shares_keys: self.shape.shares_keys,
+            whole_rows: self.shape.whole_rows,
             tiles: self.shape.prefill_tiles,
         };
         let launches = self.target.attention(config, numbers.kv, numbers.exact, &work)?;

@@ -55,6 +55,8 @@ pub struct StepShape {
     pub decode_items: usize,
     /// Whether there are items of keys that several decoding rows see.
     pub shares_keys: bool,
+    /// Whether there are items of whole rows of any length.
+    pub whole_rows: bool,
     /// At least its tiles of prefill attention; 0 if it has none.
     pub prefill_tiles: usize,
     /// Whether whole rows of logits are wanted.
@@ -270,6 +272,8 @@ pub struct AttentionWork {
     pub items: usize,
     /// Whether there are items of keys that several decoding rows see.
     pub shares_keys: bool,
+    /// Whether there are items of whole rows of any length.
+    pub whole_rows: bool,
     /// Tiles of prefill attention at most; 0: there are no prompts.
     pub tiles: usize,
 }
@@ -285,6 +289,8 @@ pub struct DecodeShape {
     pub kv_heads: usize,
     /// Whether rows see a window of their keys.
     pub windowed: bool,
+    /// Whether there are items of whole rows of any length.
+    pub whole_rows: bool,
     /// Of the device.
     pub multiprocessors: usize,
 }

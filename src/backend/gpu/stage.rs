@@ -408,6 +408,7 @@ impl Common {
             on_cores: target.attends_on_cores(config, numbers.kv, numbers.exact),
             two_rows: target.family.attends_to_two_rows(),
             shared_rows: target.shared_rows(config, numbers.kv),
+            whole_rows: target.family.attends_to_whole_rows(),
             partials: max_partials(keys, config.n_kv_heads, items_at_once),
             prefill_rows: target.prefill_rows(),
         }

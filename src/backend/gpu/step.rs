@@ -9,7 +9,9 @@ use super::args::{
     ATTENTION_GROUP, ATTENTION_SPAN, ATTENTION_UNIT, AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile,
     SharedItem, Sharer, Step, StepHeader, UPLOAD_PIECE, UPLOAD_SECTIONS, UploadArgs, UploadList, UploadSection,
 };
-use super::attention_plan::{Load, RowCut, Sharing, least_run, plan_decode, plan_prefill, plan_shared, won_by_sharing};
+use super::attention_plan::{
+    Cuts, Load, Planned, Sharing, least_run, plan_decode, plan_prefill, plan_shared, won_by_sharing,
+};
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
 use super::shared_keys::{self, GROUP_KEYS, PagedRow, Pair, SharedPrefixes, pairs};
@@ -55,6 +57,8 @@ pub struct AttentionShape {
     pub two_rows: bool,
     /// Rows of an item of the kernel for keys that many rows see; 0: there is none.
     pub shared_rows: usize,
+    /// Whether there is a kernel for items of whole rows of any length.
+    pub whole_rows: bool,
     /// Partial sums of split rows that there is room for.
     pub partials: usize,
     /// Query rows a block of the prefill kernel takes.
@@ -200,6 +204,8 @@ struct Scratch {
     chunks: Vec<ChunkInfo>,
     logits: Vec<LogitsRowInfo>,
     full_items: Vec<AttentionItem>,
+    /// See [`StepHeader`].
+    whole_items: usize,
     window_items: Vec<AttentionItem>,
     shared_items: Vec<SharedItem>,
     sharers: Vec<Sharer>,
@@ -209,7 +215,7 @@ struct Scratch {
     pairs: Vec<Pair>,
     /// Of groups and of spans.
     prefixes: [SharedPrefixes; 2],
-    cuts: Vec<RowCut>,
+    cuts: Cuts,
 }
 
 impl StepMemory {
@@ -289,6 +295,7 @@ impl Plans {
             prefill_tiles: scratch.prefill_tiles.len() as i32,
             turn: turn as i32,
             shared_items: scratch.shared_items.len() as i32,
+            whole_items: scratch.whole_items as i32,
         };
         // SAFETY: the device has read this copy: the step that used it last has been waited for.
         let copies = unsafe { self.host.write() };
@@ -387,6 +394,7 @@ impl Scratch {
             least_run: least_run(chunks.len(), shape.team_rows),
             most_partials: shape.partials,
             by_position: false,
+            whole_rows: shape.on_cores && shape.whole_rows && chunks.len() > shape.team_rows,
         };
         let paged = |chunk: &Chunk| PagedRow {
             position: chunk.first_position,
@@ -419,7 +427,8 @@ impl Scratch {
         let full = chunks
             .iter()
             .map(|chunk| (chunk.first_row, 0, chunk.first_position + 1));
-        plan_decode(full, sharing, &load, &mut self.cuts, &mut self.full_items)?;
+        let Planned { whole, .. } = plan_decode(full, sharing, &load, &mut self.cuts, &mut self.full_items)?;
+        self.whole_items = whole;
         self.shared_items.clear();
         self.sharers.clear();
         if let Sharing::Prefixes(prefixes) = sharing {
@@ -433,6 +442,7 @@ impl Scratch {
                 let keys = shape.window.min(chunk.first_position + 1);
                 (chunk.first_row, chunk.first_position + 1 - keys, keys)
             });
+            load.whole_rows = false;
             plan_decode(rows, Sharing::Pairs(&[]), &load, &mut self.cuts, &mut self.window_items)?;
         }
         Ok(())
@@ -506,6 +516,7 @@ mod tests {
         on_cores: false,
         two_rows: false,
         shared_rows: 0,
+        whole_rows: false,
         partials: 0,
         prefill_rows: 16,
     };
@@ -518,6 +529,7 @@ mod tests {
         prefill_tiles: 0,
         turn: 0,
         shared_items: 0,
+        whole_items: 0,
     };
 
     fn contents<'a>(tokens: &'a [i32], tables: &'a [i32]) -> Contents<'a> {
@@ -570,10 +582,11 @@ mod tests {
         assert_eq!(words(step.header.raw(), 4), [4, 2, 1, 0]);
         assert_eq!(words(step.tokens.raw(), 5), [11, 12, 13, 14, 15]);
         assert_eq!(words(step.tables.raw(), 2), [21, 22]);
-        assert_eq!(step.tokens.raw().0 as usize, size_of::<StepHeader>());
+        let tokens = size_of::<StepHeader>().next_multiple_of(UPLOAD_PIECE);
+        assert_eq!(step.tokens.raw().0 as usize, tokens);
         assert_eq!(
             step.positions.raw().0 as usize,
-            size_of::<StepHeader>() + 32,
+            tokens + 32,
             "20 bytes end within the second piece"
         );
     }

@@ -28,6 +28,7 @@ impl Target {
             rows,
             items: rows,
             shares_keys: false,
+            whole_rows: false,
             tiles: rows,
         };
         let attention = self.attention(config, Elements::F16, false, &work);

@@ -203,6 +203,7 @@ mod tests {
                 rows,
                 kv_heads: 8,
                 windowed,
+                whole_rows: false,
                 multiprocessors: 108,
             };
             let verdicts = TARGET.family.attention_decode(&kernels, &shape);

@@ -243,12 +243,13 @@ mod tests {
     fn decode_attention_by_rows() {
         let mine = |kernel: &&Kernel| kernel.op == Op::AttentionDecode && kernel.elements == Some(Elements::F16);
         let kernels: Vec<_> = Hopper.table().kernels.iter().filter(mine).collect();
-        let launch = |rows, windowed| {
+        let launch_of = |rows, windowed, whole_rows| {
             let shape = DecodeShape {
                 items: 1,
                 rows,
                 kv_heads: 8,
                 windowed,
+                whole_rows,
                 multiprocessors: 132,
             };
             let said: Vec<_> = kernels
@@ -259,11 +260,14 @@ mod tests {
             let launch = taken(&said).unwrap();
             (launch.kernel.variant, launch.blocks)
         };
+        let launch = |rows, windowed| launch_of(rows, windowed, false);
         assert_eq!([1, 8].map(|rows| launch(rows, false)), [("team", 132); 2]);
         assert_eq!([1, 8].map(|rows| launch(rows, true)), [("team", 132); 2]);
         assert_eq!([9, 64].map(|rows| launch(rows, true)), [("pair", 396); 2]);
         assert_eq!([9, 65].map(|rows| launch(rows, false)), [("few", 132); 2]);
         assert_eq!([65, 66].map(|rows| launch(rows, true)), [("few", 132), ("many", 132)]);
+        assert_eq!([9, 900].map(|rows| launch_of(rows, false, true)), [("block", 132); 2]);
+        assert_eq!([9, 900].map(|rows| launch_of(rows, true, true).0), ["pair", "many"]);
     }
 
     /// What is said of the tiles of a few products.
@@ -357,6 +361,7 @@ mod tests {
                 rows: 32,
                 items: 32,
                 shares_keys: false,
+                whole_rows: false,
                 tiles: 0,
             };
             let kv = if exact { Elements::F32 } else { Elements::F16 };

@@ -35,6 +35,8 @@ pub fn decode_items(items: usize) -> usize {
 const TEAMS: &str = "of so few rows warps share an item";
 const PAIRS: &str = "of so few windows two warps share one";
 const WINDOWS: &str = "it is for layers with a window";
+const BLOCKS: &str = "of so many keys the warps of a block share out a row";
+const NOT_WHOLE: &str = "it is for long rows that are not cut, of full layers";
 const TOGETHER: &str = "of so few rows warps work together";
 
 /// Blocks of decode attention on a multiprocessor, by how their warps work.
@@ -56,12 +58,16 @@ pub fn attention_decode(
     alone: impl Fn(&Kernel) -> Result<&'static str, &'static str>,
 ) -> Vec<Verdict> {
     let holding = |workers| move |kernel: &&&Kernel| kernel.workers == workers && kernel.holds(shape.rows);
+    let by_blocks = shape.whole_rows && !shape.windowed;
     let of = |workers| kernels.iter().find(holding(workers));
     let team = of(Workers::Team);
     let pair = of(Workers::Pair).filter(|_| shape.windowed && team.is_none());
     let taken = |blocks, reason| Verdict::Taken(blocks * shape.multiprocessors, reason);
     let verdict = |kernel: &&'static Kernel| match kernel.workers {
         _ if !kernel.holds(shape.rows) => Verdict::Refused(HOLDS_FEWER),
+        Workers::Block if by_blocks => taken(blocks.alone, BLOCKS),
+        Workers::Block => Verdict::Passed(NOT_WHOLE),
+        _ if by_blocks => Verdict::Passed(BLOCKS),
         Workers::Team => taken(blocks.teams, TEAMS),
         Workers::Pair if pair.is_some() => taken(blocks.pairs, PAIRS),
         Workers::Pair if !shape.windowed => Verdict::Passed(WINDOWS),

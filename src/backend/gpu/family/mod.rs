@@ -57,6 +57,12 @@ pub trait Family: Debug + Sync {
         most.max().unwrap_or(0)
     }
 
+    /// Whether it has a kernel whose blocks share out rows of any length among their warps.
+    fn attends_to_whole_rows(&self) -> bool {
+        let mut kernels = self.table().kernels.iter();
+        kernels.any(|kernel| kernel.op == Op::AttentionDecode && kernel.workers == Workers::Block)
+    }
+
     /// Whether its decode attention takes items of two rows, whose keys it reads once for both.
     fn attends_to_two_rows(&self) -> bool {
         false

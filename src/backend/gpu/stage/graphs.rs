@@ -169,6 +169,7 @@ impl Stage {
                     logits_rows: self.unembedding().map_or(0, |_| rows),
                     decode_items: items,
                     shares_keys: false,
+                    whole_rows: false,
                     prefill_tiles: 0,
                     logits: false,
                     drawable: None,
@@ -198,6 +199,7 @@ impl Stage {
                 items => bucket(self.context.target.decode_items(items), usize::MAX),
             },
             shares_keys: header.shared_items > 0,
+            whole_rows: header.whole_items > 0,
             prefill_tiles: match header.prefill_tiles as usize {
                 0 => 0,
                 tiles => bucket(tiles, self.capacity.rows),
