@@ -33,7 +33,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Steps after which a pipeline's routes are looked at, which waits for all that is queued.
+/// Steps after which the routes of a pipeline that is profiled are looked at, which waits for all that is queued.
 const STEPS_A_LOOK: usize = 64;
 
 /// How long the devices of a group, one of which may be lost, are given for the end of what is queued on them: many
@@ -333,7 +333,8 @@ impl GpuReplica {
     /// Counts the oldest step where steps are timed; `done` marks the end of its copies.
     fn count_times(&mut self, done: &Event) -> Result<()> {
         let last = self.stages.len() - 1;
-        let look = last == 0 || self.steps.is_multiple_of(STEPS_A_LOOK);
+        let is_profiled = self.stages.iter().any(Stage::is_profiled);
+        let look = is_profiled && (last == 0 || self.steps.is_multiple_of(STEPS_A_LOOK));
         if look && last > 0 {
             self.await_in_flight()?;
         }

@@ -365,6 +365,11 @@ impl Stage {
         }
     }
 
+    /// Whether each kernel is timed.
+    pub fn is_profiled(&self) -> bool {
+        self.ops.queue.timeline.is_some()
+    }
+
     /// Counts the oldest step, which is done; `copied`, an event with a time, tells when what it gave was on the host.
     pub fn count_times(&mut self, copied: Option<&Event>, count_rows: bool) -> Result<()> {
         if let Some(clock) = &mut self.clock {
