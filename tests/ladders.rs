@@ -9,7 +9,7 @@ mod ladder;
 mod launched;
 
 use forced::Forced;
-use getp::backend::gpu::attention_plan::RunVerdict;
+use getp::backend::gpu::attention_runs::RunVerdict;
 use getp::backend::gpu::catalogue::{Op, TABLES};
 use getp::backend::gpu::family::{self, verdict::Verdict};
 use getp::backend::gpu::target::Target;

@@ -7,7 +7,8 @@ use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperame
 use super::wide::Wide;
 use super::{drivers, open};
 use getp::backend::gpu::args::{ATTENTION_GROUP, ATTENTION_UNIT, KV_PAGE};
-use getp::backend::gpu::attention_plan::{Load, least_run, won_by_sharing};
+use getp::backend::gpu::attention_plan::won_by_sharing;
+use getp::backend::gpu::attention_runs::{Load, least_run};
 use getp::backend::gpu::open::inspect::open_cut;
 use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::shared_keys::{PagedRow, SharedPrefixes};

@@ -2,9 +2,8 @@
 //! function of a target and a shape and needs no device.
 
 use super::ladder::{Ladder, Setup};
-use getp::backend::gpu::attention_plan::{
-    Cuts, Load, Pieces, Planned, RunVerdict, Sharing, least_run, plan_decode, runs,
-};
+use getp::backend::gpu::attention_plan::{Cuts, Planned, Sharing, plan_decode};
+use getp::backend::gpu::attention_runs::{Load, Pieces, RunVerdict, least_run, runs};
 use getp::backend::gpu::catalogue::Op;
 use getp::backend::gpu::family::verdict::Said;
 use getp::backend::gpu::launch::Launch;

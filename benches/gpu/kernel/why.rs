@@ -3,7 +3,7 @@
 
 use super::ladder::{Ladder, Setup, is_plain};
 use super::launched::Case;
-use getp::backend::gpu::attention_plan::taken;
+use getp::backend::gpu::attention_runs::taken;
 use getp::backend::gpu::catalogue::{Card, Kernel, Op};
 use getp::backend::gpu::discover;
 use getp::backend::gpu::family::{self, verdict::HOLDS_FEWER, verdict::Verdict};

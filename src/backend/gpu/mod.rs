@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod attention_plan;
+pub mod attention_runs;
 #[path = "../../../kernels/catalogue.rs"]
 pub mod catalogue;
 pub mod code_objects;

@@ -7,7 +7,7 @@ mod one_launch;
 pub use graphs::bucket;
 
 use super::args::{KV_PAGE, StepHeader};
-use super::attention_plan::max_partials;
+use super::attention_runs::max_partials;
 use super::catalogue::Elements;
 use super::context::Context;
 use super::kv::{KvCache, page_bytes};

@@ -9,9 +9,8 @@ use super::args::{
     ATTENTION_GROUP, ATTENTION_SPAN, ATTENTION_UNIT, AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile,
     SharedItem, Sharer, Step, StepHeader, UPLOAD_PIECE, UPLOAD_SECTIONS, UploadArgs, UploadList, UploadSection,
 };
-use super::attention_plan::{
-    Cuts, Load, Planned, Sharing, least_run, plan_decode, plan_prefill, plan_shared, won_by_sharing,
-};
+use super::attention_plan::{Cuts, Planned, Sharing, plan_decode, plan_prefill, plan_shared, won_by_sharing};
+use super::attention_runs::{Load, least_run};
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
 use super::shared_keys::{self, GROUP_KEYS, PagedRow, Pair, SharedPrefixes, pairs};

@@ -3,7 +3,7 @@
 
 use super::cut::cut;
 use crate::backend::gpu::args::{ExpertCut, PARTIAL_FLOATS};
-use crate::backend::gpu::attention_plan::max_partials;
+use crate::backend::gpu::attention_runs::max_partials;
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::backend::gpu::kv::page_bytes;
 use crate::backend::gpu::ops::{SLACK_ROWS, slots, y_elements};

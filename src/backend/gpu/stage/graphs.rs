@@ -2,7 +2,7 @@
 //! memory becomes little, the graphs launched longest ago are given up.
 
 use super::super::args::StepHeader;
-use super::super::attention_plan::most_items;
+use super::super::attention_runs::most_items;
 use super::super::context::Capture;
 use super::super::logits::LogitsAt;
 use super::super::memory::Graph;

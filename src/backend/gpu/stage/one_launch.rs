@@ -2,7 +2,7 @@
 //! `kernels/ampere/one_launch.h`), where the device has such launches and is faster so.
 
 use super::super::args::{KV_PAGE, LayerCommand, OneLaunchArgs};
-use super::super::attention_plan::is_one_job_a_block;
+use super::super::attention_runs::is_one_job_a_block;
 use super::super::catalogue::{Kernel, Workers};
 use super::super::context::Context;
 use super::super::launch::Launch;
