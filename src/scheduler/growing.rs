@@ -9,7 +9,7 @@ impl Scheduler {
     /// Takes its blocks from a sequence, which waits again.
     pub(super) fn preempt(&mut self, slot: usize) {
         if let Some(sequence) = &mut self.slots[slot] {
-            self.recomputed += sequence.preempt(sequence.shared * self.limits.block_tokens) as u64;
+            self.recomputed += sequence.preempt() as u64;
         }
         self.take_back(slot);
     }

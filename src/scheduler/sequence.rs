@@ -44,8 +44,8 @@ pub(super) struct Sequence {
     pub(super) on_device: bool,
     /// How many of the oldest steps in flight have a row of this sequence that is discarded.
     pub(super) wrong_steps: usize,
-    /// The first so many rows were committed before it was preempted. They are computed again for their keys and values
-    /// alone.
+    /// The first so many rows were committed, or were others' that it shared, before it was preempted. What it does not
+    /// share now is computed again, for its keys and values alone.
     recomputed: usize,
     /// How many blocks of the full layers it had when it was preempted: it is taken to come to as many again.
     had_blocks: usize,
@@ -195,10 +195,10 @@ impl Sequence {
         self.position.saturating_sub(self.recomputed)
     }
 
-    /// Its committed rows will be computed again, if it has computed any behind the first `shared` ones. Gives how many
-    /// others are in flight, which nobody will commit.
-    pub(super) fn preempt(&mut self, shared: usize) -> usize {
-        if self.position > shared {
+    /// Its committed rows will be computed again, and of those that it shares what it will not share then. Gives how
+    /// many others are in flight, which nobody will commit.
+    pub(super) fn preempt(&mut self) -> usize {
+        if !self.awaits_beginning {
             self.recomputed = self.recomputed.max(self.position);
         }
         self.had_blocks = self.had_blocks.max(self.full.len());
