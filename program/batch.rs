@@ -344,8 +344,8 @@ impl Counts {
         let seconds = took.as_secs_f64();
         let left = rows.saturating_sub(self.answered + self.errors);
         report::line(format_args!(
-            "{} answered, {} errors, {left} left; {} tokens in, {shared} of them shared, {} out; {seconds:.1} s, \
-             {:.0} tok/s",
+            "{} answered, {} errors, {left} left; {} tokens in, {} out; {shared} tokens of all prompts shared; \
+             {seconds:.1} s, {:.0} tok/s",
             self.answered,
             self.errors,
             self.tokens_in,

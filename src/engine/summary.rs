@@ -32,7 +32,7 @@ pub fn room(limits: &Limits, longest: usize) -> String {
     match limits.at_once(longest) {
         0 => format!(
             "room for requests of up to {} of the model's {longest} positions",
-            limits.most_positions(1).min(longest)
+            limits.most_positions_of_any().min(longest)
         ),
         1 => format!("room for a request of {longest} positions"),
         many => format!("room for {many} requests of {longest} positions"),

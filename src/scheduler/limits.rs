@@ -167,6 +167,21 @@ impl Limits {
         if fits { most } else { 0 }
     }
 
+    /// The most positions of a request that could run here, whatever part of them is the prompt.
+    pub fn most_positions_of_any(&self) -> usize {
+        // One of more positions needs no fewer blocks.
+        let (mut most, mut beyond) = (0, self.max_positions.saturating_add(1));
+        while beyond - most > 1 {
+            let middle = most.midpoint(beyond);
+            if self.at_once(middle) > 0 {
+                most = middle;
+            } else {
+                beyond = middle;
+            }
+        }
+        most
+    }
+
     /// How many requests of so many positions could run at once, whatever part of them is the prompt.
     pub fn at_once(&self, positions: usize) -> usize {
         if positions > self.max_positions {
@@ -300,6 +315,25 @@ mod tests {
             ..many
         };
         assert_eq!([16, 17].map(|positions| short.at_once(positions)), [10, 0]);
+    }
+
+    #[test]
+    fn requests_up_to_what_is_said_fit_whatever_their_prompt() {
+        for (step_tokens, said) in [(32, 256), (104, 176), (400, 160)] {
+            let limits = Limits {
+                step_tokens,
+                chunk_tokens: step_tokens,
+                ..limits()
+            };
+            assert_eq!(limits.most_positions_of_any(), said, "{step_tokens} rows a step");
+            assert!((1..=said).all(|n_prompt| limits.most_positions(n_prompt) >= said));
+            assert!(limits.most_positions(1) > said && limits.most_positions(said + 1) == 0);
+        }
+        let no_window = Limits {
+            sliding_window: 0,
+            ..limits()
+        };
+        assert_eq!(no_window.most_positions_of_any(), 320);
     }
 
     #[test]
