@@ -125,14 +125,8 @@ impl Case<'_> {
             least_run: least_run(self.rows, self.target.attention_team_rows()),
             most_partials: usize::MAX,
             by_position: false,
-            whole_rows: self.leaves_whole(),
+            whole_rows: !self.windowed && self.target.family.attends_to_whole_rows(),
         }
-    }
-
-    /// Whether rows that decode may stay whole.
-    fn leaves_whole(&self) -> bool {
-        let is_of_teams = self.rows <= self.target.attention_team_rows();
-        !self.windowed && !is_of_teams && self.target.family.attends_to_whole_rows()
     }
 
     /// Decode attention's items, or the tiles of as many rows of a prompt.

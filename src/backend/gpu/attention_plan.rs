@@ -11,7 +11,7 @@ use super::args::{
 };
 use super::attention_runs::{Load, Pieces, items_of, runs, taken};
 use super::shared_keys::{GROUP_KEYS, Pair, SharedPrefix, SharedPrefixes};
-use super::whole_rows::WholeRows;
+use super::whole_rows::{SPAN_KEYS, WholeRows};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use std::cmp::Reverse;
@@ -112,10 +112,11 @@ pub fn plan_decode(
     };
     let run = taken(&runs(load, longest, all, pieces));
     cuts.iter_mut().for_each(|cut| cut.run = run);
-    let is_cut = run == ATTENTION_SPAN && longest > ATTENTION_SPAN * ATTENTION_UNIT;
+    let is_cut = run == ATTENTION_SPAN && longest > SPAN_KEYS;
+    let is_of_teams = load.least_run == ATTENTION_GROUP;
     let mut whole_rows = 0;
     match sharing {
-        Sharing::Pairs(&[]) if load.whole_rows && is_cut => {
+        Sharing::Pairs(&[]) if load.whole_rows && is_cut && !is_of_teams => {
             whole.choose(cuts.iter().map(|cut| cut.keys), load.kv_heads, load.at_once)?;
             whole_rows = whole.places().len();
             whole.places().for_each(|place| cuts[place].whole = true);

@@ -26,7 +26,7 @@ pub struct Load {
     /// Of items alike those of the same position are neighbours, not those of the same row, so that what rows share is
     /// read again while it is in a cache.
     pub by_position: bool,
-    /// Whether an item may be a whole row of any length, whose keys the warps of a block share out.
+    /// Whether an item may be a whole row of any length, whose keys the warps of a block share out; teams take none.
     pub whole_rows: bool,
 }
 

@@ -393,7 +393,7 @@ impl Scratch {
             least_run: least_run(chunks.len(), shape.team_rows),
             most_partials: shape.partials,
             by_position: false,
-            whole_rows: shape.on_cores && shape.whole_rows && chunks.len() > shape.team_rows,
+            whole_rows: shape.on_cores && shape.whole_rows,
         };
         let paged = |chunk: &Chunk| PagedRow {
             position: chunk.first_position,

@@ -165,6 +165,13 @@ fn whole_rows_come_first() {
         let mut items = Vec::new();
         let contexts_of = contexts.iter().copied();
         let planned = plan_decode(contexts_of, ALONE, &load, &mut Cuts::default(), &mut items).unwrap();
+        let teams = Load {
+            least_run: ATTENTION_GROUP,
+            ..load
+        };
+        let contexts_of = contexts.iter().copied();
+        let of_teams = plan_decode(contexts_of, ALONE, &teams, &mut Cuts::default(), &mut Vec::new()).unwrap();
+        assert_eq!(of_teams.whole, 0, "teams take none");
         let (whole, others) = items.split_at(planned.whole);
         for items in [whole, others] {
             let is_longest_first = items.windows(2).all(|pair| pair[0].tokens >= pair[1].tokens);
