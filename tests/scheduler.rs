@@ -2352,6 +2352,19 @@ fn a_beginning_computed_once_more_stays_whoever_ends() {
     }
 }
 
+/// A world of few blocks with prompts that begin alike; `None` if it shares nothing, as all logits are recorded.
+fn related_world(rng: &mut ChaCha8Rng) -> Option<World> {
+    let n = rng.random_range(1..60);
+    let (limits, mut jobs) = scarce(rng, n);
+    if limits.record_all {
+        return None;
+    }
+    related(rng, &mut jobs);
+    let mut world = World::new(sharing(limits));
+    jobs.into_iter().for_each(|job| world.add(job));
+    Some(world)
+}
+
 /// As `scarce_blocks_are_enough_for_all`, with prompts that begin alike, from one inference to the next, and with some
 /// that make way.
 #[test]
@@ -2359,14 +2372,10 @@ fn beginnings_are_shared_where_blocks_are_scarce() {
     let (mut shared, mut all, mut recomputed) = (0, 0, 0);
     let [shared, all, recomputed] = [&mut shared, &mut all, &mut recomputed].map(std::sync::Mutex::new);
     for_seeds(3000, |rng| {
-        let n = rng.random_range(1..60);
-        let (limits, mut jobs) = scarce(rng, n);
-        if limits.record_all {
+        let Some(mut world) = related_world(rng) else {
             return;
-        }
-        related(rng, &mut jobs);
-        let mut world = World::new(sharing(limits));
-        jobs.into_iter().for_each(|job| world.add(job));
+        };
+        let n = world.jobs.len();
         let [cancel, fail, turn] = [(); 3].map(|()| [0.0, 0.0, 0.01, 0.1][rng.random_range(0..4)]);
         world.looks_ahead = rng.random_bool(0.5);
         world.preempts_every = [0, 0, 3, 20][rng.random_range(0..4)];
@@ -2412,19 +2421,14 @@ fn beginnings_are_shared_where_blocks_are_scarce() {
 fn what_is_shared_and_computed_again_adds_up() {
     let (all_shared, all_recomputed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     for_seeds(3000, |rng| {
-        let n = rng.random_range(1..60);
-        let (limits, mut jobs) = scarce(rng, n);
-        if limits.record_all {
+        let Some(mut world) = related_world(rng) else {
             return;
-        }
-        related(rng, &mut jobs);
+        };
         // Rows behind a token that was left to the host are computed again, too, and not counted.
-        jobs.iter_mut().for_each(|job| job.host_every = 0);
-        let mut world = World::new(sharing(limits));
-        jobs.into_iter().for_each(|job| world.add(job));
+        world.jobs.iter_mut().for_each(|job| job.host_every = 0);
         world.looks_ahead = rng.random_bool(0.5);
         world.preempts_every = [0, 3, 7, 20][rng.random_range(0..4)];
-        let mut queue: VecDeque<_> = (0..n).collect();
+        let mut queue: VecDeque<_> = (0..world.jobs.len()).collect();
         while world.serve(&mut queue) {}
         world.check_answers();
         let shared = world.scheduler.take_shared_tokens() as usize;
