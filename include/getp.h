@@ -521,7 +521,8 @@ typedef struct {
    * ones. */
   uint64_t shared_tokens;
   /* Tokens that were computed again: where answers become longer than those before, the sequences that began last
-   * may have to give their blocks of the KV cache to others. */
+   * may have to give their blocks of the KV cache to others; and where a device has failed, others begin anew with
+   * its requests. */
   uint64_t recomputed_tokens;
 } getp_stats_t;
 

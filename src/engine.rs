@@ -254,6 +254,7 @@ impl Engine {
                     logprobs: LogProbs::default(),
                     grammar: None,
                     answered: 0,
+                    lost: 0,
                 };
                 (request, prompt.is_cut)
             })

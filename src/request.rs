@@ -186,6 +186,8 @@ pub struct Request {
     pub grammar: Option<Arc<dyn Grammar>>,
     /// How many tokens at the prompt's end are the answer's: a replica that failed has handed them over.
     pub answered: usize,
+    /// Of its first rows, how many such a replica had computed, or had shared with others.
+    pub lost: usize,
 }
 
 impl Request {
@@ -202,6 +204,7 @@ impl Request {
             logprobs: LogProbs::default(),
             grammar: None,
             answered: 0,
+            lost: 0,
         }
     }
 }

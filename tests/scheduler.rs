@@ -34,6 +34,8 @@ struct Job {
     min_tokens: usize,
     /// Tokens of the answer at the prompt's end: a device has handed them over, and failed.
     answered: usize,
+    /// Its first rows that such a device had computed or shared.
+    lost: usize,
 }
 
 impl Job {
@@ -56,6 +58,7 @@ impl Job {
             },
             min_tokens: [0, 0, 1, 5, 1000][rng.random_range(0..5)],
             answered: 0,
+            lost: 0,
         }
     }
 
@@ -66,6 +69,7 @@ impl Job {
             logprobs: self.logprobs,
             min_tokens: self.min_tokens,
             answered: self.answered,
+            lost: self.lost,
             ..Request::greedy(number, self.prompt.clone(), self.max_positions)
         }
     }
@@ -189,6 +193,8 @@ struct Device {
     began: HashMap<usize, usize>,
     /// Of each request that was preempted: how many were committed then.
     again: HashMap<usize, usize>,
+    /// Of each request that came from a device that failed: how many were committed there.
+    lost: HashMap<usize, usize>,
     /// Requests that were preempted, and have not started again.
     preempted: HashSet<usize>,
     /// Rows computed again, and how many the scheduler says.
@@ -230,6 +236,7 @@ impl Device {
             committed: HashMap::new(),
             began: HashMap::new(),
             again: HashMap::new(),
+            lost: HashMap::new(),
             preempted: HashSet::new(),
             recomputed: 0,
             counted: 0,
@@ -351,7 +358,7 @@ impl Device {
                 let shared = if shares { chunk.first_position } else { 0 };
                 assert!(shared.is_multiple_of(self.limits.block_tokens) && shared < jobs[request].prompt.len());
                 assert!(shared == 0 || !jobs[request].logprobs.prompt, "its prompt is scored");
-                self.shared += shared.saturating_sub(self.again.get(&request).copied().unwrap_or(0));
+                self.shared += shared.saturating_sub(self.known(request));
                 self.next.insert(request, shared);
                 self.began.insert(request, shared);
                 self.started.insert(place, request);
@@ -425,6 +432,8 @@ impl Device {
 
     /// The rows are the next tokens of the request.
     fn check_rows(&mut self, plan: &StepPlan, chunk: &Chunk, request: usize, job: &Job) {
+        let again = self.known(request).min(chunk.first_position + chunk.rows);
+        self.recomputed += again.saturating_sub(chunk.first_position);
         let fed = self
             .fed
             .entry(request)
@@ -432,8 +441,6 @@ impl Device {
         let next = self.next.get_mut(&request).unwrap();
         assert_eq!(chunk.first_position, *next, "no position is left out or fed twice");
         *next += chunk.rows;
-        let again = self.again.get(&request).copied().unwrap_or(0);
-        self.recomputed += again.min(*next).saturating_sub(chunk.first_position);
         assert!(*next <= job.max_positions);
         let rows = chunk.first_row..chunk.first_row + chunk.rows;
         for (row, position) in rows.zip(chunk.first_position..) {
@@ -557,6 +564,12 @@ impl Device {
         assert!(wanted.next().is_none());
     }
 
+    /// How many of a request's first rows were committed before it began, here or on a device that failed.
+    fn known(&self, request: usize) -> usize {
+        let [again, lost] = [&self.again, &self.lost].map(|known| known.get(&request).copied().unwrap_or(0));
+        again.max(lost)
+    }
+
     /// A request waits again. What is committed is computed again.
     fn preempt(&mut self, request: usize) {
         let committed = self.committed.get(&request).copied().unwrap_or(0);
@@ -565,7 +578,7 @@ impl Device {
         // Those in flight nobody commits.
         let next = self.next.remove(&request).unwrap_or(0);
         let began = self.began.get(&request).copied().unwrap_or(0);
-        self.recomputed += next.saturating_sub(began.max(*again));
+        self.recomputed += next.saturating_sub(began.max(self.known(request)));
         self.preempted.insert(request);
         self.last_step.remove(&request);
         self.wrong.remove(&request);
@@ -577,6 +590,7 @@ impl Device {
         self.committed.remove(&request);
         self.began.remove(&request);
         self.again.remove(&request);
+        self.lost.remove(&request);
         self.preempted.remove(&request);
         self.next.remove(&request);
         self.fed.remove(&request);
@@ -789,14 +803,28 @@ impl World {
         self.complete()
     }
 
+    /// Adds the rows of a step to those of all steps, but for those behind an answer's end.
+    fn count_rows(&mut self, step: &UnderWay) {
+        for (chunk, &request) in step.plan.chunks.iter().zip(&step.requests) {
+            self.rows += if self.answers[request].is_none() { chunk.rows } else { 0 };
+        }
+    }
+
+    /// The scheduler counts rows that are computed again as the device does.
+    fn count_recomputed(&mut self) {
+        self.device.counted += self.scheduler.take_recomputed();
+        // Of beginnings that a sequence once shared, and has to compute after all, it does not know who has.
+        if !self.device.limits.share_beginnings || self.preempts_every == 0 {
+            assert_eq!(self.device.counted, self.device.recomputed as u64);
+        }
+    }
+
     /// Completes the oldest step in flight; `false` if there is none.
     fn complete(&mut self) -> bool {
         let Some(step) = self.under_way.pop_front() else {
             return false;
         };
-        for (chunk, &request) in step.plan.chunks.iter().zip(&step.requests) {
-            self.rows += if self.answers[request].is_none() { chunk.rows } else { 0 };
-        }
+        self.count_rows(&step);
         let mut finished = Vec::new();
         let left_to_host = step
             .left_to_host
@@ -869,11 +897,7 @@ impl World {
         let sit_out = self.sit_out();
         let step = self.device.step(&self.plan, &self.scheduler, &self.jobs, &sit_out);
         self.scheduler.begin(&self.plan);
-        self.device.counted += self.scheduler.take_recomputed();
-        // Of beginnings that a sequence once shared, and has to compute after all, it does not know who has.
-        if !self.device.limits.share_beginnings || self.preempts_every == 0 {
-            assert_eq!(self.device.counted, self.device.recomputed as u64);
-        }
+        self.count_recomputed();
         self.under_way.push_back(step);
         true
     }
@@ -1045,13 +1069,28 @@ impl World {
         } else {
             self.begin();
         }
-        self.under_way.clear();
-        let unfinished = self.scheduler.take_unfinished();
-        for request in std::mem::take(&mut self.device.started) {
-            self.device.leave(request);
+        for step in std::mem::take(&mut self.under_way) {
+            self.count_rows(&step);
         }
+        let unfinished = self.scheduler.take_unfinished();
+        for request in self.device.started.clone() {
+            self.device.preempt(request);
+        }
+        self.count_recomputed();
+        let mut lost = std::mem::take(&mut self.device.lost);
+        for request in &unfinished {
+            let lost = lost.entry(request.number).or_insert(0);
+            let known = self.device.again.get(&request.number).copied().unwrap_or(0);
+            assert!(self.device.limits.share_beginnings || request.lost == known.max(*lost));
+            *lost = request.lost;
+        }
+        self.device = Device {
+            lost,
+            recomputed: self.device.recomputed,
+            counted: self.device.counted,
+            ..Device::new(&self.device.limits)
+        };
         self.check_idle();
-        self.device = Device::new(&self.device.limits);
         self.ledger.held.clear();
         self.ran.clear();
         for request in &unfinished {
@@ -1059,6 +1098,7 @@ impl World {
             let handed = &self.handed[request.number];
             job.prompt.extend(&handed[job.answered..]);
             job.answered = handed.len();
+            job.lost = request.lost;
             assert_eq!(
                 *request,
                 job.request(request.number),
@@ -2416,10 +2456,11 @@ fn beginnings_are_shared_where_blocks_are_scarce() {
 }
 
 /// The tokens that are shared and those computed again are the difference between the tokens of all requests and the
-/// rows of all steps. Some make way before they have computed a row behind what they share, and find less of it then.
+/// rows of all steps, those of devices that fail among them. Some requests make way before they have computed a row
+/// behind what they share, and find less of it then.
 #[test]
 fn what_is_shared_and_computed_again_adds_up() {
-    let (all_shared, all_recomputed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let [all_shared, all_recomputed, all_failures] = [(); 3].map(|()| AtomicUsize::new(0));
     for_seeds(3000, |rng| {
         let Some(mut world) = related_world(rng) else {
             return;
@@ -2428,11 +2469,23 @@ fn what_is_shared_and_computed_again_adds_up() {
         world.jobs.iter_mut().for_each(|job| job.host_every = 0);
         world.looks_ahead = rng.random_bool(0.5);
         world.preempts_every = [0, 3, 7, 20][rng.random_range(0..4)];
+        let fail = [0.0, 0.0, 0.01, 0.1][rng.random_range(0..4)];
+        let mut failures = 0;
         let mut queue: VecDeque<_> = (0..world.jobs.len()).collect();
-        while world.serve(&mut queue) {}
+        while world.serve(&mut queue) {
+            if failures < 4 && rng.random_bool(fail) {
+                failures += 1;
+                world
+                    .lose_device(rng)
+                    .iter()
+                    .rev()
+                    .for_each(|request| queue.push_front(request.number));
+            }
+        }
         world.check_answers();
         let shared = world.scheduler.take_shared_tokens() as usize;
         let recomputed = (world.device.counted + world.scheduler.take_recomputed()) as usize;
+        all_failures.fetch_add(failures, Ordering::Relaxed);
         let answers = world.answers.iter().map(|answer| answer.as_ref().unwrap().len());
         // The last token of an answer is not fed.
         let fed = |(job, answer): (&Job, usize)| job.prompt.len() - job.answered + answer - 1;
@@ -2441,7 +2494,8 @@ fn what_is_shared_and_computed_again_adds_up() {
         all_shared.fetch_add(shared, Ordering::Relaxed);
         all_recomputed.fetch_add(recomputed, Ordering::Relaxed);
     });
-    assert!(all_shared.into_inner() > 10_000 && all_recomputed.into_inner() > 10_000);
+    let [all_shared, all_recomputed] = [all_shared, all_recomputed].map(AtomicUsize::into_inner);
+    assert!(all_shared > 10_000 && all_recomputed > 10_000 && all_failures.into_inner() > 500);
 }
 
 /// Requests with equal beginnings all at once, many cancelled together, plans that are dropped, and limits that change

@@ -31,7 +31,8 @@ pub struct Stats {
     /// ones.
     pub shared_tokens: u64,
     /// Tokens that were computed again: where answers become longer than those before, the sequences that began last
-    /// may have to give their blocks of the KV cache to others.
+    /// may have to give their blocks of the KV cache to others; and where a device has failed, others begin anew with
+    /// its requests.
     pub recomputed_tokens: u64,
 }
 

@@ -306,8 +306,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             .sampler
             .sample(self.pool, &mut self.scheduler, plan, self.in_flight);
         self.run.totals.add_step(waited, start.elapsed());
-        self.run.totals.add_shared_tokens(self.scheduler.take_shared_tokens());
-        self.run.totals.add_recomputed_tokens(self.scheduler.take_recomputed());
+        self.run.totals.take_from(&mut self.scheduler);
         let sampled = sampled?;
         for (number, why) in sampled.failed {
             self.run.give_up(number, why)?;
@@ -355,6 +354,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     /// Returns unfinished requests to the queue; they start again on another replica, with the same random numbers.
     fn give_back(&mut self, error: &Error) {
         let unfinished = self.scheduler.take_unfinished();
+        self.run.totals.take_from(&mut self.scheduler);
         let device = self.in_flight.replica().describe();
         report::warning(format_args!(
             "{device} is given up: {error}; unfinished requests that go back to the queue: {}",

@@ -97,6 +97,7 @@ impl Service {
             logprobs: ask.logprobs,
             grammar: ask.grammar,
             answered: 0,
+            lost: 0,
         };
         // Under the lock, so that none is queued after the others have been ended.
         let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);

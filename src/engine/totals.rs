@@ -1,6 +1,7 @@
 //! What an engine has done so far: counters that may be read while it works.
 
 use crate::replica::Replica;
+use crate::scheduler::Scheduler;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Of these, tokens that were not computed, since another prompt with the same beginning had been.
     pub shared_tokens: u64,
-    /// Tokens that were computed again, since their sequences had been preempted.
+    /// Tokens that were computed again, since their sequences had been preempted or their replica had failed.
     pub recomputed_tokens: u64,
     /// Steps.
     pub steps: u64,
@@ -81,14 +82,12 @@ impl Totals {
         self.prompt_tokens.fetch_add(tokens, Ordering::Relaxed);
     }
 
-    /// Tokens of prompts were not computed, since they were shared.
-    pub fn add_shared_tokens(&self, tokens: u64) {
-        self.shared_tokens.fetch_add(tokens, Ordering::Relaxed);
-    }
-
-    /// Tokens were computed again.
-    pub fn add_recomputed_tokens(&self, tokens: u64) {
-        self.recomputed_tokens.fetch_add(tokens, Ordering::Relaxed);
+    /// Adds what a replica's scheduler has counted since the last call: tokens of prompts that were shared, and tokens
+    /// that were computed again.
+    pub fn take_from(&self, scheduler: &mut Scheduler) {
+        let (shared, recomputed) = (scheduler.take_shared_tokens(), scheduler.take_recomputed());
+        self.shared_tokens.fetch_add(shared, Ordering::Relaxed);
+        self.recomputed_tokens.fetch_add(recomputed, Ordering::Relaxed);
     }
 
     /// There were requests for so long.

@@ -8,10 +8,15 @@ use super::sequence::Sequence;
 impl Scheduler {
     /// Takes its blocks from a sequence, which waits again.
     pub(super) fn preempt(&mut self, slot: usize) {
-        if let Some(sequence) = &mut self.slots[slot] {
-            self.recomputed += sequence.preempt() as u64;
-        }
+        self.give_up_rows(slot);
         self.take_back(slot);
+    }
+
+    /// Notes that a sequence's rows will be computed again.
+    pub(super) fn give_up_rows(&mut self, slot: usize) {
+        if let Some(sequence) = &mut self.slots[slot] {
+            self.recomputed += sequence.give_up_rows() as u64;
+        }
     }
 
     /// Puts a sequence back to where it came from.

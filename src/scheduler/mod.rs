@@ -194,7 +194,8 @@ impl Scheduler {
         std::mem::take(&mut self.shared_tokens)
     }
 
-    /// The rows that were computed again since the last call, since their sequences had been preempted.
+    /// The rows that were computed again since the last call, since their sequences had been preempted or their
+    /// replica had failed.
     pub fn take_recomputed(&mut self) -> u64 {
         std::mem::take(&mut self.recomputed)
     }
@@ -453,6 +454,7 @@ impl Scheduler {
         let mut unfinished = std::mem::take(&mut self.unfinished);
         // The youngest first: it may wait for the beginning that an older one computes.
         while let Some(&slot) = self.running.last() {
+            self.give_up_rows(slot);
             unfinished.extend(self.leave(slot).map(Sequence::into_request));
         }
         unfinished.reverse();

@@ -185,24 +185,29 @@ impl Sequence {
         position < self.recomputed
     }
 
-    /// How many of its rows from `position` to the next one to plan were committed before.
+    /// How many of its first rows have been computed or shared, here or by a replica that failed.
+    fn known(&self) -> usize {
+        self.recomputed.max(self.request.lost)
+    }
+
+    /// How many of its rows from `position` to the next one to plan were known before.
     pub(super) fn rows_recomputed(&self, position: usize) -> usize {
-        self.recomputed.min(self.planned).saturating_sub(position)
+        self.known().min(self.planned).saturating_sub(position)
     }
 
     /// The tokens of its prompt that it does not compute, and did not when it started before.
     pub(super) fn newly_shared(&self) -> usize {
-        self.position.saturating_sub(self.recomputed)
+        self.position.saturating_sub(self.known())
     }
 
     /// Its committed rows will be computed again, and of those that it shares what it will not share then. Gives how
     /// many others are in flight, which nobody will commit.
-    pub(super) fn preempt(&mut self) -> usize {
+    pub(super) fn give_up_rows(&mut self) -> usize {
         if !self.awaits_beginning {
             self.recomputed = self.recomputed.max(self.position);
         }
         self.had_blocks = self.had_blocks.max(self.full.len());
-        self.planned.saturating_sub(self.position.max(self.recomputed))
+        self.planned.saturating_sub(self.position.max(self.known()))
     }
 
     /// It waits again, with the tokens that it has.
@@ -301,6 +306,7 @@ impl Sequence {
 
     /// The request as it is to start again: as it was submitted, but behind the tokens that have been handed over.
     pub(super) fn into_request(mut self) -> Request {
+        self.request.lost = self.known();
         if self.hands_over_tokens() {
             self.request.answered += self.tokens.len() - self.n_prompt;
             self.request.sampling.rng_state = self.rng_state;
