@@ -33,7 +33,7 @@ use crate::forms::Forms;
 use crate::input::{self, Lines, Survey};
 use crate::interrupt::{self, Interrupt};
 use crate::model::{Model, Place};
-use crate::output::{Done, Output};
+use crate::output::{self, Done, Output};
 use crate::reply::Reply;
 
 /// The files of a run.
@@ -71,11 +71,23 @@ pub struct Batch {
 struct Defaults {
     /// The most tokens of an answer whose request does not say; otherwise what the model's files say, or as many as
     /// there is room for.
-    #[arg(long)]
+    #[arg(long, value_parser = positive)]
     max_tokens: Option<NonZeroUsize>,
     /// Seeds the random numbers of requests without a seed, each with its line.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = seed, allow_negative_numbers = true)]
     seed: u64,
+}
+
+fn positive(text: &str) -> Result<NonZeroUsize, &'static str> {
+    text.parse().map_err(|_| "it must be a whole number above 0")
+}
+
+/// As in requests: a negative one is taken for what has the same bits.
+fn seed(text: &str) -> Result<u64, &'static str> {
+    let signed = || text.parse().map(i64::cast_unsigned);
+    text.parse()
+        .or_else(|_| signed())
+        .map_err(|_| "it must be a whole number of 64 bits")
 }
 
 #[derive(clap::Args)]
@@ -109,13 +121,13 @@ pub fn score(args: &Score) -> Result<ExitCode> {
 
 fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> Result<ExitCode> {
     let interrupt = Interrupt::new()?;
-    let (mut output, done) = Output::open(&args.output, args.resume)?;
-    if output.is(&args.input)? {
+    if output::is_same(&args.output, &args.input) {
         bail!(
             "{}: the answers cannot be written to the file of the requests; name another one",
             args.output.display()
         );
     }
+    let (mut output, done) = Output::open(&args.output, args.resume)?;
     let survey = input::survey(&args.input, &done, &args.output)?;
     output.begin()?;
     let lines = Mutex::new(Lines::open(&args.input)?);

@@ -184,12 +184,15 @@ const REFUSED: [(&str, &[&str]); 47] = [
 impl Reader<'_> {
     /// The custom_id of a line, and what it asks for, or why it cannot be answered.
     pub fn read(&self, line: &[u8]) -> (Option<String>, Result<Asked, String>) {
-        let json = serde_json::from_slice::<Json>(line);
+        let json = serde_json::from_slice::<Json>(line.trim_ascii_end());
         let custom_id = input::custom_id(line, json.as_ref().ok());
         let asked = match json {
             Ok(json @ Json::Object(_)) => self.envelope(&json),
             Ok(other) => Err(format!("the line is {}; it must be an object", shown(&other))),
-            Err(why) => Err(format!("the line is no JSON: {why}")),
+            Err(why) => {
+                let why = why.to_string().replace(" at line 1 column", " at column");
+                Err(format!("the line is no JSON: {why}"))
+            }
         };
         (custom_id, asked)
     }
@@ -464,7 +467,7 @@ impl Reader<'_> {
                 let number = value.number();
                 let signed = |seed: &Number| seed.as_i64().map(i64::cast_unsigned);
                 let seed = number.and_then(|seed| signed(seed).or_else(|| whole(seed)));
-                Some(seed.ok_or_else(|| format!("seed is {}; it must be a whole number", shown(value)))?)
+                Some(seed.ok_or_else(|| format!("seed is {}; it must be a whole number of 64 bits", shown(value)))?)
             }
         };
         Ok(Asked {
@@ -477,7 +480,7 @@ impl Reader<'_> {
             temperature: body.real(
                 "temperature",
                 |value| value >= 0.0,
-                "0, which is greedy, or a number above it",
+                "0, which is greedy, or a number above it in float32's range",
             )?,
             topp: body.real(
                 "top_p",
@@ -565,7 +568,7 @@ impl<'a> Object<'a> {
     }
 
     fn size(&self, name: &str) -> Result<Option<usize>, String> {
-        self.read(name, "a whole number that is not negative", |value| {
+        self.read(name, "a whole number that is not negative, below 2^53", |value| {
             usize::try_from(whole(value.number()?)?).ok()
         })
     }

@@ -24,6 +24,12 @@ pub fn id(line: usize) -> String {
 /// The lines that have an answer, and the custom_id that it gives.
 pub type Done = HashMap<usize, Option<String>>;
 
+/// Whether both are names of one file that is there.
+pub fn is_same(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino()));
+    matches!((place(one), place(other)), (Ok(one), Ok(other)) if one == other)
+}
+
 /// A file of answers. Only one process writes to it.
 pub struct Output {
     file: File,
@@ -81,14 +87,6 @@ impl Output {
         }
         let done = output.read()?;
         Ok((output, done))
-    }
-
-    /// Whether this is the file itself, by whatever name.
-    pub fn is(&self, path: &Path) -> Result<bool> {
-        let name = |path: &Path| path.display().to_string();
-        let own = self.file.metadata().with_context(|| name(&self.path))?;
-        let other = path.metadata().with_context(|| name(path))?;
-        Ok((own.dev(), own.ino()) == (other.dev(), other.ino()))
     }
 
     /// Goes to where answers are written, once it is known that the file is what it is taken for.

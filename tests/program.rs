@@ -469,7 +469,17 @@ fn what_cannot_begin_says_why() {
     assert!(run(model, &name("none"), &answers).contains("/none: No such file"));
     assert!(run(model, &name(""), &answers).contains("it is no file; write the requests to one"));
     assert!(run(model, &requests, &name("none/answers")).contains("none/answers: No such file"));
-    assert!(run(model, &requests, &requests).contains("it is not empty; go on with --resume"));
+    for more in [&[][..], &["--resume"]] {
+        let same = [&["batch", "-m", model, "-i", &requests, "-o", &requests], more].concat();
+        assert!(refused(&same).contains("cannot be written to the file of the requests; name another one"));
+    }
+    assert!(run(model, &requests, &format!("{model}/config.json")).contains("it is not empty; go on with --resume"));
+    let option = |option: &str| {
+        let output = getp(&["batch", "-m", model, "-i", &requests, "-o", &answers, option]).output();
+        String::from_utf8(output.unwrap().stderr).unwrap()
+    };
+    assert!(option("--max-tokens=0").contains("it must be a whole number above 0"));
+    assert!(option("--seed=0.5").contains("it must be a whole number of 64 bits"));
     // Before the weights are packed.
     let bare = name("bare");
     fs::create_dir(&bare).unwrap();
@@ -503,7 +513,10 @@ fn lines_that_cannot_be_answered_have_an_error() {
         lines.push(line);
         expected.push(Some(words));
     };
-    bad("{".into(), "the line is no JSON");
+    bad(
+        "{".into(),
+        "the line is no JSON: EOF while parsing an object at column 1",
+    );
     bad("[1]".into(), "the line is [1]; it must be an object");
     bad("\"\u{0}".into(), "the line is no JSON");
     bad(
@@ -570,7 +583,17 @@ fn lines_that_cannot_be_answered_have_an_error() {
         ("stop", json!([""]), "stop has an empty text"),
         ("stop", json!(5), "stop is 5; it must be a text, or a list of them"),
         ("n", json!(0), "n is 0; it must be from 1"),
-        ("seed", json!(1.5), "seed is 1.5; it must be a whole number"),
+        ("seed", json!(1.5), "seed is 1.5; it must be a whole number of 64 bits"),
+        (
+            "temperature",
+            json!(1e300),
+            "temperature is 1e300; it must be 0, which is greedy, or a number above it in float32's range",
+        ),
+        (
+            "max_tokens",
+            json!(1e30),
+            "max_tokens is 1e30; it must be a whole number that is not negative, below 2^53",
+        ),
         (
             "max_completion_tokens",
             json!(9),

@@ -141,7 +141,7 @@ impl Forming<'_> {
                 ),
                 Some(size) => format!(
                     "{} asks for groups of {size} devices, but no {size} alike of {all} have room for the model, or \
-                     it has fewer layers; choose more, or auto",
+                     it has fewer layers than that; choose more or fewer, or auto",
                     self.devices.asked_by
                 ),
             }));
