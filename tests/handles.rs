@@ -523,7 +523,9 @@ fn the_statistics_say_what_was_shared_and_what_was_computed_again() {
             _ => format!("of these thirty-three tokens each {c}"),
         })
         .collect();
-    for (replicas, fail_calls) in [(1, vec![]), (1, vec![(0, 300)]), (2, vec![(1, 150)])] {
+    for (replicas, fail_calls, least_recomputed) in
+        [(1, vec![], 200), (1, vec![(0, 300)], 100), (2, vec![(1, 150)], 100)]
+    {
         let lost = fail_calls.len();
         let control = Arc::new(Control {
             replicas,
@@ -551,7 +553,7 @@ fn the_statistics_say_what_was_shared_and_what_was_computed_again() {
             to_compute + stats.recomputed_tokens - stats.shared_tokens,
             control.rows.load(SeqCst) as u64
         );
-        assert!(stats.shared_tokens > 500 && stats.recomputed_tokens > 50);
+        assert!(stats.shared_tokens > 1000 && stats.recomputed_tokens > least_recomputed);
         assert_eq!(control.failed_calls.load(SeqCst), lost);
         finish(&mut program).unwrap();
     }

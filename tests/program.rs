@@ -473,13 +473,27 @@ fn what_cannot_begin_says_why() {
         let same = [&["batch", "-m", model, "-i", &requests, "-o", &requests], more].concat();
         assert!(refused(&same).contains("cannot be written to the file of the requests; name another one"));
     }
-    assert!(run(model, &requests, &format!("{model}/config.json")).contains("it is not empty; go on with --resume"));
+    let taken = name("taken.jsonl");
+    fs::copy(&requests, &taken).unwrap();
+    assert!(run(model, &requests, &taken).contains("it is not empty; go on with --resume"));
     let option = |option: &str| {
         let output = getp(&["batch", "-m", model, "-i", &requests, "-o", &answers, option]).output();
         String::from_utf8(output.unwrap().stderr).unwrap()
     };
     assert!(option("--max-tokens=0").contains("it must be a whole number above 0"));
     assert!(option("--seed=0.5").contains("it must be a whole number of 64 bits"));
+    let negative = [
+        "batch",
+        "-m",
+        &name("none"),
+        "-i",
+        &requests,
+        "-o",
+        &answers,
+        "--seed",
+        "-1",
+    ];
+    assert!(refused(&negative).contains("/none: No such file"));
     // Before the weights are packed.
     let bare = name("bare");
     fs::create_dir(&bare).unwrap();

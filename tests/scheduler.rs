@@ -193,8 +193,6 @@ struct Device {
     began: HashMap<usize, usize>,
     /// Of each request that was preempted: how many were committed then.
     again: HashMap<usize, usize>,
-    /// Of each request that came from a device that failed: how many were committed there.
-    lost: HashMap<usize, usize>,
     /// Requests that were preempted, and have not started again.
     preempted: HashSet<usize>,
     /// Rows computed again, and how many the scheduler says.
@@ -236,7 +234,6 @@ impl Device {
             committed: HashMap::new(),
             began: HashMap::new(),
             again: HashMap::new(),
-            lost: HashMap::new(),
             preempted: HashSet::new(),
             recomputed: 0,
             counted: 0,
@@ -358,7 +355,7 @@ impl Device {
                 let shared = if shares { chunk.first_position } else { 0 };
                 assert!(shared.is_multiple_of(self.limits.block_tokens) && shared < jobs[request].prompt.len());
                 assert!(shared == 0 || !jobs[request].logprobs.prompt, "its prompt is scored");
-                self.shared += shared.saturating_sub(self.known(request));
+                self.shared += shared.saturating_sub(self.known(request, &jobs[request]));
                 self.next.insert(request, shared);
                 self.began.insert(request, shared);
                 self.started.insert(place, request);
@@ -432,7 +429,7 @@ impl Device {
 
     /// The rows are the next tokens of the request.
     fn check_rows(&mut self, plan: &StepPlan, chunk: &Chunk, request: usize, job: &Job) {
-        let again = self.known(request).min(chunk.first_position + chunk.rows);
+        let again = self.known(request, job).min(chunk.first_position + chunk.rows);
         self.recomputed += again.saturating_sub(chunk.first_position);
         let fed = self
             .fed
@@ -565,20 +562,19 @@ impl Device {
     }
 
     /// How many of a request's first rows were committed before it began, here or on a device that failed.
-    fn known(&self, request: usize) -> usize {
-        let [again, lost] = [&self.again, &self.lost].map(|known| known.get(&request).copied().unwrap_or(0));
-        again.max(lost)
+    fn known(&self, request: usize, job: &Job) -> usize {
+        self.again.get(&request).map_or(job.lost, |&again| again.max(job.lost))
     }
 
     /// A request waits again. What is committed is computed again.
-    fn preempt(&mut self, request: usize) {
+    fn preempt(&mut self, request: usize, job: &Job) {
         let committed = self.committed.get(&request).copied().unwrap_or(0);
         let again = self.again.entry(request).or_insert(0);
         *again = committed.max(*again);
         // Those in flight nobody commits.
         let next = self.next.remove(&request).unwrap_or(0);
         let began = self.began.get(&request).copied().unwrap_or(0);
-        self.recomputed += next.saturating_sub(began.max(self.known(request)));
+        self.recomputed += next.saturating_sub(began.max(self.known(request, job)));
         self.preempted.insert(request);
         self.last_step.remove(&request);
         self.wrong.remove(&request);
@@ -590,7 +586,6 @@ impl Device {
         self.committed.remove(&request);
         self.began.remove(&request);
         self.again.remove(&request);
-        self.lost.remove(&request);
         self.preempted.remove(&request);
         self.next.remove(&request);
         self.fed.remove(&request);
@@ -918,7 +913,7 @@ impl World {
     }
 
     fn preempted(&mut self, request: usize) {
-        self.device.preempt(request);
+        self.device.preempt(request, &self.jobs[request]);
         self.ledger.held.remove(&request);
         for step in &mut self.under_way {
             step.not_on_device.remove(&request);
@@ -1061,6 +1056,15 @@ impl World {
         was_there
     }
 
+    /// Takes the device away, and gives its requests back to the queue, in front.
+    fn fail(&mut self, rng: &mut ChaCha8Rng, queue: &mut VecDeque<usize>) {
+        let unfinished = self.lose_device(rng);
+        unfinished
+            .iter()
+            .rev()
+            .for_each(|request| queue.push_front(request.number));
+    }
+
     /// Takes the device away: the step that failed was planned, perhaps begun, and never committed; nor were others
     /// under way. Gives the requests without an answer.
     fn lose_device(&mut self, rng: &mut ChaCha8Rng) -> Vec<Request> {
@@ -1074,23 +1078,18 @@ impl World {
         }
         let unfinished = self.scheduler.take_unfinished();
         for request in self.device.started.clone() {
-            self.device.preempt(request);
+            self.device.preempt(request, &self.jobs[request]);
         }
         self.count_recomputed();
-        let mut lost = std::mem::take(&mut self.device.lost);
-        for request in &unfinished {
-            let lost = lost.entry(request.number).or_insert(0);
-            let known = self.device.again.get(&request.number).copied().unwrap_or(0);
-            assert!(self.device.limits.share_beginnings || request.lost == known.max(*lost));
-            *lost = request.lost;
-        }
+        let known = |request: &Request| self.device.known(request.number, &self.jobs[request.number]);
+        let is_known = unfinished.iter().all(|request| request.lost == known(request));
+        assert!(is_known || self.device.limits.share_beginnings);
+        self.check_idle();
         self.device = Device {
-            lost,
             recomputed: self.device.recomputed,
             counted: self.device.counted,
             ..Device::new(&self.device.limits)
         };
-        self.check_idle();
         self.ledger.held.clear();
         self.ran.clear();
         for request in &unfinished {
@@ -1276,14 +1275,10 @@ fn scarce_blocks_are_enough_for_all() {
             }
             if failures < 4 && rng.random_bool(fail * 0.3) {
                 failures += 1;
-                let unfinished = world.lose_device(rng);
+                world.fail(rng, &mut queue);
                 if rng.random_bool(0.5) {
                     world.scheduler = Scheduler::new(world.device.limits.clone()).unwrap();
                 }
-                unfinished
-                    .iter()
-                    .rev()
-                    .for_each(|unfinished| queue.push_front(unfinished.number));
                 if direct {
                     queue.drain(..).for_each(|request| world.submit_number(request));
                 }
@@ -1691,8 +1686,7 @@ fn the_youngest_make_way_where_answers_become_longer() {
         while world.serve(&mut queue) {
             if failures > 0 && rng.random_bool(0.01) {
                 failures -= 1;
-                let unfinished = world.lose_device(rng);
-                unfinished.iter().rev().for_each(|one| queue.push_front(one.number));
+                world.fail(rng, &mut queue);
             }
         }
         world.check_idle();
@@ -2435,9 +2429,7 @@ fn beginnings_are_shared_where_blocks_are_scarce() {
                 }
                 if failures < 4 && rng.random_bool(fail * 0.3) {
                     failures += 1;
-                    let unfinished = world.lose_device(rng);
-                    let again = unfinished.iter().rev();
-                    again.for_each(|unfinished| queue.push_front(unfinished.number));
+                    world.fail(rng, &mut queue);
                 }
             }
             world.check_idle();
@@ -2475,11 +2467,7 @@ fn what_is_shared_and_computed_again_adds_up() {
         while world.serve(&mut queue) {
             if failures < 4 && rng.random_bool(fail) {
                 failures += 1;
-                world
-                    .lose_device(rng)
-                    .iter()
-                    .rev()
-                    .for_each(|request| queue.push_front(request.number));
+                world.fail(rng, &mut queue);
             }
         }
         world.check_answers();
@@ -2589,10 +2577,7 @@ fn beginnings_outlive_dropped_plans_cancellations_and_new_limits() {
                 }
                 if failures < 3 && rng.random_bool(fail * 0.1) {
                     failures += 1;
-                    let unfinished = world.lose_device(rng);
-                    for unfinished in unfinished.iter().rev() {
-                        queue.push_front(unfinished.number);
-                    }
+                    world.fail(rng, &mut queue);
                     if direct {
                         queue.drain(..).for_each(|request| world.submit_number(request));
                     }

@@ -185,7 +185,7 @@ impl Sequence {
         position < self.recomputed
     }
 
-    /// How many of its first rows have been computed or shared, here or by a replica that failed.
+    /// How many of its first rows had been computed or shared before it started last, here or by a replica that failed.
     fn known(&self) -> usize {
         self.recomputed.max(self.request.lost)
     }
